@@ -63,7 +63,7 @@ def check(
     run = resolve(
         parameters.pop("run"), parameters.pop("assignments"), parameters, methods=compared
     )
-    size = _size_groups(run, processes // nodes)
+    size = _size_groups(run.train.group_size, processes // nodes)
     ranks = processes // size
     # To build a user's network is to run its code; only the job does that.
     if is_own(run.model.name) and not runs_code:
@@ -98,9 +98,9 @@ def _require_time(minutes: float, stop: float | None) -> None:
         )
 
 
-def _size_groups(run: Run, on_a_node: int) -> int:
-    """Return the number of processes of a replica group."""
-    size = run.train.group_size or on_a_node
+def _size_groups(group_size: int, on_a_node: int) -> int:
+    """Return the number of processes of a replica group. ``group_size``: as train.group_size."""
+    size = group_size or on_a_node
     if on_a_node % size:
         raise ConfigError(
             f"train.group_size = {size} does not divide the {on_a_node} processes on each node. "

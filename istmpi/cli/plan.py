@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from istmpi.cli.networks import describe_run
 from istmpi.cli.output import print_json, wide_console
-from istmpi.config import Run
+from istmpi.config import Run, Train
 from istmpi.config.method_settings import EVEN_DEAL
 from istmpi.cost import Cost, cost, run_bytes
 from istmpi.cost.counts import Amount
@@ -31,8 +31,8 @@ def show(run: Run, ranks: int, cluster: str | None = None, as_json: bool = False
     network = planned.architecture
     costs = planned.require_trainable(run, ranks)
     alone = cost(run.override(EVEN_DEAL), network, 1)
-    initial = _describe_initial(run, network)
-    figures = _figures(run, network, costs, alone)
+    initial = _describe_initial(run.train, network)
+    figures = _figures(run.name, network, costs, alone)
     figures["sent_bytes"] = run_bytes(run, network, ranks, planned.smaller)
     if run.train.group_size > 1:
         figures["group"] = asdict(_count_group(run, network, planned.data, costs[0][0]))
@@ -97,20 +97,19 @@ def _plan_around_rounds(
     return figures
 
 
-def _describe_initial(run: Run, network: Architecture) -> Sequence[str]:
+def _describe_initial(train: Train, network: Architecture) -> Sequence[str]:
     """Return lines on the initial weights from another network, if the run takes any."""
-    if not run.train.init:
+    if not train.init:
         return []
-    if is_function(run.train.init):
-        return [f"Initial weights from {run.train.init}."]
+    if is_function(train.init):
+        return [f"Initial weights from {train.init}."]
     from istmpi.checkpoint.initial import check_fit
 
-    train = run.train
     return check_fit(Path(train.init), network, train).lines
 
 
 def _figures(
-    run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost
+    name: str, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost
 ) -> dict[str, Any]:
     """Return the plan's figures, in bytes, weights and FLOPs.
 
@@ -121,7 +120,7 @@ def _figures(
     largest = first.largest
     single = alone.largest
     return {
-        "run": run.name,
+        "run": name,
         "ranks": first.ranks,
         "dealt_out": list(first.groups),
         "parameters": _parameter_figures(network, largest.part),

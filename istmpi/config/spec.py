@@ -38,11 +38,11 @@ RING_BYTES = 2**20
 is nearer to the line's rate than all-to-all, but each rank sends 2(P-1) more messages."""
 
 
-def choose_groups(run: RunSettings, architecture: Architecture) -> tuple[str, ...]:
-    """Return the names of the groups that a run wants dealt out; the network may lack some."""
-    if run.method.partition is None:
+def choose_groups(partition: tuple[str, ...] | None, architecture: Architecture) -> tuple[str, ...]:
+    """Return the groups that method.partition wants dealt out; the network may lack some."""
+    if partition is None:
         return architecture.default_groups
-    return run.method.partition
+    return partition
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class MethodSpec:
                     f"method.partition: {name} is not a unit group of this "
                     f"model{did_you_mean(name, architecture.groups)}"
                 )
-        return choose_groups(run, architecture)
+        return choose_groups(run.method.partition, architecture)
 
     def shared(self, run: RunSettings, architecture: Architecture) -> list[str]:
         groups = self.groups(run, architecture)
@@ -226,9 +226,9 @@ class MethodSpec:
             seed=run.train.seed,
             largest=self._choose_largest(run),
             own_slots=bool(self.own_slots(run)),
-            drawn=_list_drawn(run, architecture),
+            drawn=_list_drawn(architecture, run.train.init, run.model.init),
             sends_changes=self.sends_changes(run, ranks),
-            outputs=self._describe_outputs(run, architecture),
+            outputs=self._describe_outputs(run.train.batch, architecture),
             slots=self.moved_slots(run),
             stored=self.slots(run),
             exchange=exchange,
@@ -236,12 +236,12 @@ class MethodSpec:
             means=self.sends_in_a_round(run),
         )
 
-    def _describe_outputs(self, run: RunSettings, architecture: Architecture) -> StepOutputs | None:
+    def _describe_outputs(self, batch: int, architecture: Architecture) -> StepOutputs | None:
         if not self.sums_outputs:
             return None
         return StepOutputs(
             # An example that is a graph has an output for each node.
-            rows=ceil(run.train.batch * architecture.nodes[0]),
+            rows=ceil(batch * architecture.nodes[0]),
             values=architecture.numbers,
             dtype=next(iter(architecture.parameters.values())).dtype,
         )
@@ -388,13 +388,13 @@ class MethodSpec:
         return run.method.epochs * -(-examples_of_a_rank // run.train.batch)
 
 
-def _list_drawn(run: RunSettings, architecture: Architecture) -> frozenset[str]:
+def _list_drawn(architecture: Architecture, start: str, init: str) -> frozenset[str]:
     """Return the parameters whose initial values are random numbers that follow from the seed
     alone.
 
     What torch computes or a file has is left out: another version or file on one rank would give
-    it other values.
+    it other values. ``start``, ``init``: as train.init and model.init.
     """
-    if run.train.init or run.model.init == "constructor":
+    if start or init == "constructor":
         return frozenset()
     return frozenset(architecture.parameters) - frozenset(architecture.table.computed)

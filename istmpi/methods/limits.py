@@ -231,7 +231,7 @@ def require_dealable(spec: MethodSpec, run: Run, architecture: Architecture) -> 
     if spec.deals and run.method.partition != ():
         # Outputs that are added up need no factor.
         scaled = run.model.scale != "none" and not spec.sums_outputs
-        architecture.require_dealable(choose_groups(run, architecture), scaled)
+        architecture.require_dealable(choose_groups(run.method.partition, architecture), scaled)
 
 
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:

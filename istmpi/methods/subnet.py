@@ -10,6 +10,8 @@ from torch import nn
 
 from istmpi import rng
 from istmpi.code import calling
+from istmpi.config.sections import Optimizer
+from istmpi.data.settings import Data
 from istmpi.devices import to_empty
 from istmpi.engine.slots import Slot
 from istmpi.methods.job import LocalJob
@@ -18,7 +20,7 @@ from istmpi.network.linear import defer, label_layers, linear_layers, release_gr
 from istmpi.network.norms import select_synchronised
 from istmpi.optim.optimizers import choose_optimizer
 from istmpi.optim.sparse_rows import SparseRows, find_bags
-from istmpi.tasks import MultiLabel
+from istmpi.tasks import MultiLabel, Task
 
 CLIP_OF_REGRESSION = 1.0
 """The default clip for regression: squared errors have unbounded gradients, and wide layers need
@@ -51,7 +53,7 @@ class Subnet:
         self._sums_outputs = sums_outputs
         self.tensors: dict[str, torch.Tensor] = {}
         self.spec = choose_optimizer(job.run.optimizer)
-        self.clip = _clip(job)
+        self.clip = _choose_clip(job.run.optimizer, job.run.data, job.task)
         self.clip_together: Callable[[], None] | None = None
         """A method's own way to clip, which replaces `clip`."""
         # Members of a replica group average dense gradients alone.
@@ -240,9 +242,10 @@ class Subnet:
             self._sparse_rows.settle_rows(bag.weight, rows)
 
 
-def _clip(job: LocalJob) -> float:
-    if job.run.optimizer.clip is not None:
-        return job.run.optimizer.clip
-    if job.task.standardises and job.run.data.standardise:
+def _choose_clip(optimizer: Optimizer, data: Data, task: type[Task]) -> float:
+    """Return the largest norm of all gradients of a step; 0 for none."""
+    if optimizer.clip is not None:
+        return optimizer.clip
+    if task.standardises and data.standardise:
         return CLIP_OF_REGRESSION
     return 0.0

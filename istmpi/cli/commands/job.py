@@ -101,7 +101,7 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **parame
     nodes = parameters.get("nodes", 1)
     resolved = check((run, *options), nodes * per_node, verb, limits["seconds"] / 60, nodes=nodes)
     require_files(resolved)
-    _require_folders(resolved, parameters)
+    _require_folders(resolved.output.folder, parameters)
     fields = _list_fields(parameters, limits, run, per_node, cores)
     lines = _list_environment(parameters.get("modules"))
     lines.append(f"OPTIONS=({shlex.join(_list_launch_options(parameters, scheduler))})")
@@ -111,12 +111,11 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **parame
     print_script(template, form, lines, (run, *options))
 
 
-def _require_folders(run: Run, parameters: Mapping[str, Any]) -> None:
+def _require_folders(folder: str, parameters: Mapping[str, Any]) -> None:
     """Raise ConfigError if all seeds would train in the same folder."""
-    if "seeds" in parameters and run.output.folder:
+    if "seeds" in parameters and folder:
         raise ConfigError(
-            f"--out {run.output.folder}: with --seeds each seed has a folder. "
-            "Set ISTMPI_RUNS instead."
+            f"--out {folder}: with --seeds each seed has a folder. Set ISTMPI_RUNS instead."
         )
 
 

@@ -158,7 +158,7 @@ def command(
             display.plots()
     # The other ranks have nothing to do.
     if predict is not None and display and display.ended:
-        display.predicted(_predict(resolved, display.ended, predict))
+        display.predicted(_predict(resolved.model.name, display.ended, predict))
 
 
 def _plan(run: Run, ranks: int | None, cluster: str | None, as_json: bool) -> None:
@@ -177,7 +177,7 @@ def _plan(run: Run, ranks: int | None, cluster: str | None, as_json: bool) -> No
     show(run, ranks, cluster, as_json)
 
 
-def _predict(run: Run, folder: Path, source: str) -> Path:
+def _predict(network: str, folder: Path, source: str) -> Path:
     """Write the answers of a trained network for ``source``, and return their file."""
     from istmpi.checkpoint.folder import NETWORK
     from istmpi.cli.commands.predict import predict_file
@@ -185,6 +185,6 @@ def _predict(run: Run, folder: Path, source: str) -> Path:
     answers = folder / ANSWERS
     # A resumed run answers anew.
     answers.unlink(missing_ok=True)
-    model = run.model.name if is_own(run.model.name) else None
+    model = network if is_own(network) else None
     predict_file(folder / NETWORK, source, answers, model)
     return answers
