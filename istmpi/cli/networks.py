@@ -90,22 +90,29 @@ def describe_run(
     """
     require_known(run.model.name)
     run = run.with_implied()
-    if has_table(run.model.name):
-        if layers is not None:
-            features, *hidden, outputs = options.widths("--layers", layers)
-            run = run.override({"model.hidden": hidden})
-            shape = (features, outputs)
-        if shape is not None:
-            features, outputs = shape
-            return _describe_by_table(run, features, outputs, in_a_row, nodes, degree)
-    return _describe_by_data(run, layers, ranks)
+    by_table = _describe_by_table(run, layers, shape, in_a_row, nodes, degree)
+    return by_table or _describe_by_data(run, layers, ranks)
 
 
 def _describe_by_table(
-    run: Run, features: int, outputs: int, in_a_row: int, nodes: int, degree: float
-) -> Described:
-    """Return a run's network from its table, without data."""
+    run: Run,
+    layers: str | None,
+    shape: tuple[int, int] | None = None,
+    in_a_row: int = FEATURES_IN_A_ROW,
+    nodes: int = NODES,
+    degree: float = DEGREE,
+) -> Described | None:
+    """Return a run's network from its table, without data; None if that is not possible."""
     name = run.model.name
+    if not has_table(name):
+        return None
+    if layers is not None:
+        features, *hidden, outputs = options.widths("--layers", layers)
+        run = run.override({"model.hidden": hidden})
+    elif shape is not None:
+        features, outputs = shape
+    else:
+        return None
     task = CLASSIFICATION
     # The first task with inputs that the network accepts.
     for other, entry in TASKS.items():
@@ -145,9 +152,10 @@ def describe_on_all_ranks(run: Run, layers: str | None, communicator: Communicat
     Collective. Raises ConfigError or DataError on every rank.
     """
     with communicator.agreed():
-        if has_table(run.model.name) and layers is not None:
-            return describe_run(run, layers)
         run = run.with_implied()
+        by_table = _describe_by_table(run, layers)
+        if by_table:
+            return by_table
         data = _open_data(run, layers)
     from istmpi.training.network import build_network
 

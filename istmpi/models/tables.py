@@ -14,7 +14,7 @@ from typing import Any
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.names import ACTIVATIONS, NORMS, has_table
+from istmpi.names import ACTIVATIONS, NORMS
 from istmpi.network.table import AGGREGATION, BatchNormalisation, Operator, ParameterEntry, Table
 
 
@@ -40,7 +40,7 @@ def find_table(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table | 
 
     Raises ConfigError for a wrong setting.
     """
-    if not has_table(name):
+    if name not in _TABLES:
         return None
     return require_table(name, facts, settings)
 

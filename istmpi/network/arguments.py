@@ -13,7 +13,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
-from functools import cache, partial
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,6 +46,8 @@ ACCEPTED_INPUTS = {"xc": SPARSE_ROWS, "gcn": GRAPH, "sage": GRAPH, "gat": GRAPH}
 """The inputs of networks that accept only one kind and are not inspected."""
 PACKAGE = Path(__file__).parents[1]
 _MISSING = inspect.Parameter.empty
+Loaded = tuple["type[nn.Module]", Source]
+"""A network's class and its source."""
 
 
 @cache
@@ -90,16 +92,14 @@ def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any
     Raises ConfigError, which names ``source``, for a wrong type or range.
     """
     arguments = dict(given)
-    if network not in SHIPPED:
-        return arguments
-    for name, hint, _ in read_arguments(network):
+    origin = find_origin(network)
+    for name, hint, _ in origin.read_settings():
         if name not in arguments:
             continue
         # As --hidden 64 gives it.
         if holds_list(hint) and type(arguments[name]) is int:
             arguments[name] = [arguments[name]]
-        if has_table(network):
-            arguments[name] = check_value(arguments[name], hint, f"model.{name}", source)
+        arguments[name] = origin.check(arguments[name], hint, f"model.{name}", source)
     return arguments
 
 
@@ -135,6 +135,86 @@ def _value(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
+class Origin:
+    """A user's own network, and what depends on whether a network is one."""
+
+    is_inspected = True
+    """True if an inspection of the class finds the table."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def read_settings(self) -> tuple[Field, ...]:
+        """Return the settings that are known before the class is loaded."""
+        return ()
+
+    def check(self, value: Any, hint: Any, setting: str, source: str) -> Any:
+        """Return the value of a setting; raise ConfigError if the constructor would not."""
+        return value
+
+    def load(self) -> Loaded:
+        return load(self.name)
+
+    def open(
+        self, given: type[nn.Module] | None, facts: Collection[str]
+    ) -> tuple[Callable[[], Loaded], dict[str, Any]]:
+        """Return a function that loads the class, and its arguments with their defaults.
+
+        ``given``: the class, if it is loaded already. ``facts``: what the data define.
+        """
+        if given:
+            loaded = (given, find_source(given))
+        else:
+            loaded = self.load()
+        return lambda: loaded, _signature(self.name, loaded[0])
+
+
+class ShippedNetwork(Origin):
+    """A network that ships as a plain module, whose constructor checks its arguments."""
+
+    def read_settings(self) -> tuple[Field, ...]:
+        return read_arguments(self.name)
+
+    def load(self) -> Loaded:
+        return _load_shipped(self.name)
+
+
+class WrittenNetwork(ShippedNetwork):
+    """A network that ships with a table written by hand. A plan needs neither its class nor
+    torch."""
+
+    is_inspected = False
+
+    def check(self, value: Any, hint: Any, setting: str, source: str) -> Any:
+        return check_value(value, hint, setting, source)
+
+    def load(self) -> Loaded:
+        # Reading the source of all its imports takes 0.1 s, and no inspection needs it.
+        network_class, _ = load_class(find_place(self.name))
+        return network_class, Source()
+
+    def open(
+        self, given: type[nn.Module] | None, facts: Collection[str]
+    ) -> tuple[Callable[[], Loaded], dict[str, Any]]:
+        arguments = {fact: _MISSING for fact in facts if fact != "shape"}
+        for argument, _, default in self.read_settings():
+            arguments[argument] = default
+        return self.load, arguments
+
+
+@cache
+def _load_shipped(name: str) -> Loaded:
+    return load(find_place(name))
+
+
+def find_origin(name: str) -> Origin:
+    if has_table(name):
+        return WrittenNetwork(name)
+    if name in SHIPPED:
+        return ShippedNetwork(name)
+    return Origin(name)
+
+
 def user_network(
     name: str,
     shape: tuple[int, ...],
@@ -160,19 +240,9 @@ def user_network(
         # Data of an own task need not have these facts, so settings may give them.
         facts = _replace_facts(facts, settings)
         settings = {key: value for key, value in settings.items() if key not in DATA_ARGUMENTS}
-    loader: Callable[[], tuple[type[nn.Module], Source]]
-    if has_table(name):
-        # Its class stays unloaded: a plan needs no torch.
-        loader = partial(_load_shipped, name)
-        facts.pop("shape", None)
-        arguments = dict.fromkeys(facts, _MISSING)
-        for argument, _, default in read_arguments(name):
-            arguments[argument] = default
-    else:
-        loaded = _load(name, network)
-        loader = lambda: loaded  # noqa: E731
-        arguments = _signature(name, loaded[0])
-        facts.update(_facts_by_other_names(settings, shape, outputs))
+    origin = find_origin(name)
+    loader, arguments = origin.open(network, facts)
+    facts.update(_facts_by_other_names(settings, shape, outputs))
     defaults = {}
     for argument, default in arguments.items():
         if argument not in DATA_ARGUMENTS and argument not in facts:
@@ -194,7 +264,7 @@ def user_network(
         tokens=TASKS[task].inputs == TEXT,
         sparse=TASKS[task].inputs == SPARSE_ROWS,
         graph=TASKS[task].inputs == GRAPH,
-        is_inspected=not has_table(name),
+        is_inspected=origin.is_inspected,
         defaults={key: value for key, value in defaults.items() if value is not _MISSING},
         example=example,
     )
@@ -205,7 +275,7 @@ def written_network(
 ) -> UserNetwork | None:
     """Return the network ``name`` if its table is written by hand, without its class; otherwise
     None. Raises ConfigError if its settings do not fit."""
-    if not has_table(name):
+    if find_origin(name).is_inspected:
         return None
     return user_network(name, shape, outputs, settings, task)
 
@@ -230,14 +300,6 @@ def _replace_facts(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
         if value or fact in settings:
             replaced[fact] = settings.get(fact, value)
     return replaced
-
-
-def _load(name: str, network: type[nn.Module] | None) -> tuple[type[nn.Module], Source]:
-    if network:
-        return network, find_source(network)
-    if name in SHIPPED:
-        return _load_shipped(name)
-    return load(name)
 
 
 def _facts_by_other_names(
@@ -296,16 +358,6 @@ def _require_complete(
                 f"{name}: its argument {fact} is {meaning}, which these data do not define. "
                 f"Set it: --set model.{fact}=10."
             )
-
-
-@cache
-def _load_shipped(name: str) -> tuple[type[nn.Module], Source]:
-    place = find_place(name)
-    # Reading the source of all its imports takes 0.1 s; a written table needs none.
-    if has_table(name):
-        network_class, _ = load_class(place)
-        return network_class, Source()
-    return load(place)
 
 
 def require_known(name: str) -> None:
