@@ -1,6 +1,8 @@
 """Each method on each kind of data in replica groups: what runs, and what is refused by which line.
 
-    python -m benchmarks.group_table                  (some of it: --methods ist,fedavg --kinds rows,loop)
+    python -m benchmarks.group_table --cells FOLDER          (some of it: --methods ist,fedavg)
+
+FOLDER keeps what was found: the same command goes on with the methods that are left, and reports all that are there.
 
 Two groups of two processes, tiny networks in double precision. A run that trains is stopped by the file STOP, goes on,
 loses a process by SIGKILL, goes on, and is compared with an undisturbed run and with two ranks. A refused run is
@@ -11,12 +13,12 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 
 import h5py
@@ -34,13 +36,14 @@ import masked_data  # noqa: E402
 import replay_cases  # noqa: E402
 
 LOOP = "own loop"
+OWN = "own network"
 KINDS = {
     "rows": {"model.hidden": [14, 12], "model.norm": "layer"},
     "images": {**replay_cases.RESNET, "train.sync_batch_norm": True},
     "text": replay_cases.TRANSFORMER,
     "sparse rows": replay_cases.XC,
     "graph": replay_cases.GCN,
-    "own network": {"model.name": f"{masked_data.FILE}:Pairs", "data.source": f"{masked_data.FILE}:blank"},
+    OWN: {"model.name": f"{masked_data.FILE}:Pairs", "data.source": f"{masked_data.FILE}:blank"},
     LOOP: {},
 }
 """Each with its settings. The targets of the own network count for some examples only."""
@@ -61,6 +64,7 @@ except istmpi.ConfigError as error:
     print("istmpi:", error, file=sys.stderr)
     sys.exit(2)
 """
+COLUMNS = ("train", "resume", "stop", "kill", "evaluate")
 MANY = 10**6
 ROUNDS = 2
 """Of each part of a run that is disturbed."""
@@ -112,12 +116,20 @@ class Cell:
         sets = [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
         return ["train", "--resume", "auto", "-q", *sets]
 
+    def evaluate(self, place: str) -> list[str] | str:
+        """The words that score a finished run; nothing to do for a program, which has scored its own."""
+        words = ["evaluate", str(self.folder / place / "network.h5"), "--json"]
+        if self.kind == OWN:
+            # Code in a checkpoint runs only if it is named.
+            words += ["--model", str(self.settings["model.name"]), "--data", str(self.settings["data.source"])]
+        return "0" if self.kind == LOOP else words
+
 
 class Series:
     """A job of commands that run one after the other."""
 
-    def __init__(self, ranks: int, commands: Sequence[list[str] | str]):
-        self.notes = Path(tempfile.mkdtemp(dir=os.environ["TMPDIR"]))
+    def __init__(self, folder: Path, ranks: int, commands: Sequence[list[str] | str]):
+        self.notes = Path(tempfile.mkdtemp(dir=folder))
         self._ranks = ranks
         (self.notes / "commands").write_text(json.dumps(commands))
         self.job = Job(self.notes, ranks, [sys.executable, str(SUPPORT / "in_turn.py"), str(self.notes)])
@@ -140,20 +152,24 @@ class Series:
         return path.read_text() if path.exists() else ""
 
 
-def run_series(ranks: int, commands: Sequence[list[str] | str]) -> Series:
+def run_series(folder: Path, ranks: int, commands: Sequence[list[str] | str]) -> Series:
     """Run commands to their end. Raises RuntimeError if the job fails."""
-    series = Series(ranks, commands)
+    folder.mkdir(parents=True, exist_ok=True)
+    series = Series(folder, ranks, commands)
     if series.job.end(SECONDS):
         raise RuntimeError(series.job.said)
     return series
 
 
-def make_cells(folder: Path, methods: Sequence[str], kinds: Sequence[str]) -> list[Cell]:
-    files = replay_cases.files(folder, 2)
+def make_cells(folder: Path, method: str) -> list[Cell]:
+    if not (folder / "documents").exists():
+        replay_cases.files(folder, 2)
+    names = {replay_cases.TEXT: "text.h5", replay_cases.ROWS: "rows.h5", replay_cases.GRAPH: "graph.h5"}
+    files = {name: str(folder / file) for name, file in names.items()}
     cells = []
-    for method, kind in product(methods, kinds):
+    for kind, own in KINDS.items():
         settings = {}
-        for name, value in KINDS[kind].items():
+        for name, value in own.items():
             settings[name.replace("__", ".")] = files.get(value, value) if isinstance(value, str) else value
         settings.pop("method.optimizer_state", None)
         cells.append(Cell(method, kind, settings, folder / method / kind))
@@ -162,7 +178,9 @@ def make_cells(folder: Path, methods: Sequence[str], kinds: Sequence[str]) -> li
 
 def find_refusals(cells: Sequence[Cell]) -> None:
     """Train one round of each cell in groups, and note what is refused."""
-    series = run_series(4, [cell.command("first", 1, 2) for cell in cells])
+    for cell in cells:
+        shutil.rmtree(cell.folder / "first", ignore_errors=True)
+    series = run_series(cells[0].folder, 4, [cell.command("first", 1, 2) for cell in cells])
     for number, cell in enumerate(cells):
         codes = series.codes(number)
         said = series.said(number)
@@ -173,8 +191,13 @@ def find_refusals(cells: Sequence[Cell]) -> None:
 
 
 def disturb(cell: Cell, killed: int) -> None:
-    """Stop a run, resume it, and kill one of its processes."""
+    """Stop a run, resume it, and kill one of its processes, if that was not done."""
     out = cell.folder / "disturbed"
+    note = cell.folder / "disturbed.json"
+    if note.exists():
+        cell.found = json.loads(note.read_text())
+        cell.rounds = rounds_of(out) + ROUNDS
+        return
     out.parent.mkdir(parents=True, exist_ok=True)
     long = cell.command("disturbed", MANY, 2)
     words = [sys.executable, "-c", long] if isinstance(long, str) else ["istmpi", *long]
@@ -193,18 +216,18 @@ def disturb(cell: Cell, killed: int) -> None:
     if code in (0, 2, 75):
         cell.found["kill"] = f"FAILS: exit code {code} {job.said}"
     cell.rounds = rounds_of(out) + ROUNDS
+    note.write_text(json.dumps(cell.found))
 
 
 def compare(cells: Sequence[Cell]) -> None:
     """Let disturbed runs go on, and compare them with undisturbed runs and with two ranks."""
-    alone = run_series(2, [cell.command("ranks", cell.rounds, 1) for cell in cells])
+    alone = run_series(cells[0].folder, 2, [cell.command("ranks", cell.rounds, 1) for cell in cells])
     commands = []
     for cell in cells:
         commands.append(cell.command("disturbed", cell.rounds, 2))
         commands.append(cell.command("whole", cell.rounds, 2))
-        evaluated = ["evaluate", str(cell.folder / "disturbed" / "network.h5"), "--json"]
-        commands.append("0" if cell.kind == LOOP else evaluated)
-    series = run_series(4, commands)
+        commands.append(cell.evaluate("disturbed"))
+    series = run_series(cells[0].folder, 4, commands)
     for number, cell in enumerate(cells):
         said = [alone.said(number), *(series.said(3 * number + step) for step in range(3))]
         codes = alone.codes(number) + [code for step in range(3) for code in series.codes(3 * number + step)]
@@ -224,12 +247,12 @@ def compare(cells: Sequence[Cell]) -> None:
 
 def resume_refused(cells: Sequence[Cell]) -> None:
     """Train refused cells on two ranks, if ranks can, and ask groups to resume and processes to evaluate them."""
-    ranks = run_series(2, [cell.command("ranks", 1, 1) for cell in cells])
+    ranks = run_series(cells[0].folder, 2, [cell.command("ranks", 1, 1) for cell in cells])
     commands = []
     for cell in cells:
         commands.append(cell.command("ranks", 2, 2))
-        commands.append("0" if cell.kind == LOOP else ["evaluate", str(cell.folder / "ranks" / "network.h5"), "--json"])
-    series = run_series(4, commands)
+        commands.append(cell.evaluate("ranks"))
+    series = run_series(cells[0].folder, 4, commands)
     for number, cell in enumerate(cells):
         line = series.said(2 * number).removeprefix("istmpi: ")
         same = "refused alike" if line == cell.refusal else f"FAILS: {line}"
@@ -260,28 +283,40 @@ def last_scores(out: Path) -> dict[str, float]:
     return {name: float(value) for name, value in json.loads(last).items() if names.search(name) and value is not None}
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        cells = make_cells(Path(folder), options.methods.split(","), options.kinds.split(","))
-        find_refusals(cells)
-        training = [cell for cell in cells if not cell.refusal and not cell.found]
-        for number, cell in enumerate(training):
-            disturb(cell, number % 4)
-            print(cell.method, cell.kind, cell.rounds, cell.found, file=sys.stderr, flush=True)
+def fill(folder: Path, method: str) -> None:
+    """Find the cells of a method, and keep them in its file."""
+    cells = make_cells(folder, method)
+    find_refusals(cells)
+    training = [cell for cell in cells if not cell.refusal and not cell.found]
+    for number, cell in enumerate(training):
+        disturb(cell, number % 4)
+        print(cell.method, cell.kind, cell.rounds, cell.found, file=sys.stderr, flush=True)
+    if training:
         compare(training)
-        resume_refused([cell for cell in cells if cell.refusal])
-    columns = ("train", "resume", "stop", "kill", "evaluate")
+    resume_refused([cell for cell in cells if cell.refusal])
     rows = []
     for cell in cells:
-        row = {name: cell.found.get(name, "FAILS: empty") for name in columns}
+        row = {name: cell.found.get(name, "FAILS: empty") for name in COLUMNS}
         rows.append({"method": cell.method, "data": cell.kind, **row, "the line of a refusal": cell.refusal})
-    counts = f"{len(training)} of {len(cells)} methods and kinds of data train in groups; the others are refused."
+    (folder / f"{method}.json").write_text(json.dumps(rows))
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, required=True)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    options = parser.parse_args(arguments)
+    options.cells.mkdir(exist_ok=True)
+    for method in options.methods.split(","):
+        if not (options.cells / f"{method}.json").exists():
+            fill(options.cells, method)
+    found = [options.cells / f"{method}.json" for method in METHODS]
+    rows = [row for path in found if path.exists() for row in json.loads(path.read_text())]
+    refused = sum(bool(row["the line of a refusal"]) for row in rows)
+    cells = f"{len(rows)} methods and kinds of data of {len(METHODS) * len(KINDS)}"
+    counts = f"{cells}: {len(rows) - refused} train in groups, and {refused} are refused."
     report("groups-table", "Replica groups: each method on each kind of data", rows, f"{NOTES}\n\n{counts}")
-    return int(any("FAILS" in value for cell in rows for value in cell.values()))
+    return int(any("FAILS" in value for row in rows for value in row.values()))
 
 
 if __name__ == "__main__":
