@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     import torch
 
-
 CLASSIFICATION = "classification"
 REGRESSION = "regression"
 NEXT_TOKEN = "next-token"
@@ -81,6 +80,8 @@ class Task(ABC):
     """The number of examples that an evaluation scores by default; 0 is all."""
     one_class = False
     """True if the target of an example is a class."""
+    confuses = False
+    """True if scores count how often one class is taken for another."""
     standardises = False
     """True if targets are numbers, which training may standardise."""
     probabilities: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -123,6 +124,7 @@ class Classification(Task):
     score = "accuracy"
     target_type = "<i8"
     one_class = True
+    confuses = True
     probabilities = staticmethod(_softmax)
 
     @staticmethod
@@ -227,8 +229,7 @@ class MultiLabel(Task):
     @classmethod
     def points(cls, outputs: torch.Tensor, targets: Labels) -> float:
         _, places = rank_first(outputs, 1)
-        best = places[:, 0]
-        return float((best[targets.rows] == targets.columns).sum())
+        return float((places[targets.rows, 0] == targets.columns).sum())
 
     @staticmethod
     def many_outputs(features: int, outputs: int) -> int:
@@ -248,6 +249,7 @@ class NodeClasses(Task):
     score = "accuracy"
     inputs = GRAPH
     examples = "nodes"
+    confuses = True
     predict_options = ("--outputs",)
     network = "takes single examples, but this is a graph. Use --model gcn or sage."
     start = ("graph",)
@@ -313,8 +315,7 @@ class NodeLabels(_Flags):
 
     @staticmethod
     def score_from_means(*points: float) -> float:
-        twice, total = points
-        return _Flags.f1(twice, total)
+        return _Flags.f1(*points)
 
 
 class DenseLabels(_Flags):
@@ -354,7 +355,6 @@ class OwnTask(Task):
     scores: Callable[[Any, Any], dict[str, Any]] | None
     """A function like `losses` for the score, whose first amount is the run's score; None if the
     loss is the score."""
-
     functions: Mapping[str, Callable[[Any, Any], dict[str, Any]]]
     """Both functions by their names for messages."""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from istmpi.errors import ConfigError
 from istmpi.record import write_key
-from istmpi.tasks import OFF, NodeClasses, Regression
+from istmpi.tasks import OFF, Regression
 
 if TYPE_CHECKING:
     import torch
@@ -210,7 +210,7 @@ def choose_further(
     scores that take many bytes, too. Raises ConfigError for a ``top_k`` that is no score.
     """
     require_further(data, settings)
-    if (task.one_class or task is NodeClasses) and data.outputs > 1:
+    if task.confuses and data.outputs > 1:
         top_k: Sequence[int] | None = settings.top_k
         if top_k is None:
             top_k = (5,)
@@ -232,7 +232,7 @@ def require_further(data: Dataset, settings: Evaluate) -> None:
         return
     task = data.scoring
     shown = f"evaluate.top_k = {list(top_k)}"
-    if not (task.one_class or task is NodeClasses):
+    if not task.confuses:
         raise ConfigError(f"{shown} is for examples of one class each. Leave it out.")
     if max(top_k) >= data.outputs:
         raise ConfigError(
@@ -250,7 +250,7 @@ def count_further(task: type[Task], data: Dataset, settings: Evaluate, details: 
 
 def has_area(task: type[Task], data: Dataset) -> bool:
     """Return True if the details of a task's scores are an area under a curve, too."""
-    return (task.one_class or task is NodeClasses) and data.outputs == 2
+    return task.confuses and data.outputs == 2
 
 
 def join_over_ranks(
