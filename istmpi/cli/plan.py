@@ -77,7 +77,8 @@ def _plan_around_rounds(
     run: Run, network: Architecture, data: Dataset, ranks: int, cluster: str | None
 ) -> dict[str, Any]:
     """Return the figures of evaluations and saves, and with a cluster the seconds of all."""
-    from istmpi.evaluation.planning import choose_interval, plan_evaluations
+    from istmpi.evaluation.planned_bytes import plan_evaluations
+    from istmpi.evaluation.planning import choose_interval
     from istmpi.training.saves import plan_saves
 
     # As a training does: the size of the calibration sample depends on the interval.

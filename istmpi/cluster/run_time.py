@@ -27,6 +27,7 @@ from istmpi.evaluation.planning import (
     knows_outputs,
     list_passes,
     plan_evaluation,
+    scores_together,
 )
 from istmpi.evaluation.sample import count_sampled, count_scored
 from istmpi.network.architecture import Architecture
@@ -74,7 +75,7 @@ def predict_run(
     if form in ("merged", "best"):
         of_evaluation += _predict_evaluation(run, architecture, data, cluster, last, plan)
     if form != "merged":
-        of_evaluation += _predict_subnets(run, architecture, data, cluster, last)
+        of_evaluation += _predict_subnets(run, architecture, data, cluster, last, plan)
     shortest, longest = _predict_save(form, architecture, data, ranks, cluster, plan)
     return RunTime(
         rounds=of_rounds,
@@ -109,7 +110,12 @@ def _predict_save(
 
 
 def _predict_subnets(
-    run: Run, architecture: Architecture, data: Dataset, cluster: Cluster, last: Cost
+    run: Run,
+    architecture: Architecture,
+    data: Dataset,
+    cluster: Cluster,
+    last: Cost,
+    plan: EvaluationPlan,
 ) -> float:
     """Return the seconds that subnets side by side add to an evaluation: their passes over the
     scored examples, and over the sample if its scores choose the form."""
@@ -117,9 +123,12 @@ def _predict_subnets(
     passes = [len(part) for part in divide(run, data, count_scored(run, data, len(data.test)))]
     if choose_form(run) == "best":
         passes += [len(part) for part in divide(run, data, sampled)]
-    seconds = 0.0
-    for examples in passes:
-        seconds += _mean_seconds(count_output_bytes(architecture, examples), last.ranks, cluster)
+    sizes = [count_output_bytes(architecture, examples) for examples in passes]
+    seconds = sum(_mean_seconds(nbytes, last.ranks, cluster) for nbytes in sizes)
+    if scores_together(run, architecture, data, last.ranks, plan):
+        # Their messages travel at the same time.
+        waits = [count_waits(nbytes, last.ranks) for nbytes in sizes]
+        seconds -= (sum(waits) - max(waits)) * cluster.links[ALLREDUCE].latency
     if architecture.batch_norms:
         passes.append(sampled)
     flops = sum(passes) * forward_flops(architecture, 1) / last.ranks

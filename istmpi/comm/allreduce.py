@@ -157,6 +157,21 @@ class MeanOverRanks:
         copy_from_host(means, targets)
 
 
+def average_together(tensors: Sequence[torch.Tensor], communicator: Communicator) -> None:
+    """Average flat tensors in host memory over all ranks, in place, with the bits of one mean
+    after the other. Their messages travel at the same time."""
+    if communicator.size == 1:
+        return
+    moving = _Moving(communicator)
+    count = 0
+    for flat in tensors:
+        for part in ring.segments(flat.numel(), flat.element_size(), communicator.size):
+            moving.put(Segment(flat[part], None, 0, count % _TAGS, communicator))
+            count += 1
+    moving.calls = CALLS * -(-count // ring.SEGMENTS_AT_ONCE)
+    moving.finish()
+
+
 class EncodedMean:
     """Averages a flat float32 tensor in host memory over all ranks, in place.
 
@@ -183,6 +198,8 @@ class _Moving:
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
+        self.calls = 0
+        """The calls that count; 0 for those of one segment after the other."""
         self._waiting: list[Segment] = []
         self._under_way: list[Segment] = []
         self._requests: list = []
@@ -213,7 +230,7 @@ class _Moving:
             while self.busy:
                 backoff.wait_unless(self._advance())
         if self._communicator.size > 1:
-            self._communicator.count_sent(self._bytes_sent, self._calls)
+            self._communicator.count_sent(self._bytes_sent, self.calls or self._calls)
 
     def _move_until_called_back(self) -> None:
         backoff = Backoff()

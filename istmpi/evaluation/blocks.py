@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from istmpi.comm import Communicator
-from istmpi.comm.allreduce import MeanOverRanks
+from istmpi.comm.allreduce import average_together
 from istmpi.devices import HOST
 from istmpi.engine.axes import Parameter, narrow
 from istmpi.engine.layout import part_shape
@@ -217,7 +217,8 @@ class SharedBlocks:
 
     @torch.no_grad()
     def __call__(self, *inputs: Any, **named: Any) -> Outputs:
-        return map_tensors(self._add_up, call(partial(self.module, **named), inputs))
+        outputs = call(partial(self.module, **named), inputs)
+        return self.add_up_together([outputs]).pop()
 
     def finish(self) -> None:
         """Do nothing: no rank needs anything of other ranks between two passes."""
@@ -229,14 +230,26 @@ class SharedBlocks:
             for parameter in weights.values():
                 parameter.data = parameter.data.new_empty(0)
 
-    def _add_up(self, outputs: torch.Tensor) -> torch.Tensor:
+    @torch.no_grad()
+    def pass_here(self, *inputs: Any) -> Outputs:
+        """Return this rank's outputs, which `add_up_together` adds to those of other ranks. Not
+        collective."""
+        return call(self.module, inputs)
+
+    def add_up_together(self, outputs: Sequence[Outputs]) -> list[Outputs]:
+        """Return the sums over ranks of the outputs of several passes; their messages travel at
+        the same time. Collective."""
         # A mean sends less than a sum, which gathers all ranks' outputs everywhere.
-        ranks = self.communicator.size
-        flat = (outputs * (self.counts * ranks)).reshape(-1).cpu()
-        mean = MeanOverRanks({"outputs": flat.nbytes}, self.communicator)
-        mean.add("outputs", flat)
-        mean.finish()
-        return flat.view(outputs.shape).to(self.device)
+        factor = self.counts * self.communicator.size
+        tensors = [tensor for output in outputs for tensor in list_tensors(output)]
+        flats = [(tensor * factor).reshape(-1).cpu() for tensor in tensors]
+        average_together(flats, self.communicator)
+        in_order = iter(flats)
+
+        def place(tensor: torch.Tensor) -> torch.Tensor:
+            return next(in_order).view(tensor.shape).to(self.device)
+
+        return [map_tensors(place, output) for output in outputs]
 
     def _take_weights(self) -> None:
         """Take the subnets' weights from the owners, one subnet for each rank at a time."""

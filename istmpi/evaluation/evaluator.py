@@ -1,111 +1,42 @@
-"""Scores of the full network on a split, after calibration on a sample of the training data."""
+"""Scores of the full network on a split, in the form that a run asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property, partial
-
 import numpy as np
-import torch
 
-from istmpi.comm import Communicator
-from istmpi.config import Run
-from istmpi.data.batch import Batch
-from istmpi.data.dataset import Dataset, Split
-from istmpi.data.graph.split import GraphSplit
-from istmpi.data.sparse.split import SparseSplit
-from istmpi.devices import HOST, with_room
 from istmpi.engine.partition import Partition
-from istmpi.engine.store import ParameterStore
-from istmpi.errors import DivergedError
 from istmpi.evaluation.blocks import SIDE_BY_SIDE, SharedBlocks, ValuesOf
+from istmpi.evaluation.choosing import Part, Scored, pass_on_one, pass_subnets
 from istmpi.evaluation.fitting import choose_loss, fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
-from istmpi.evaluation.further import join_over_ranks
-from istmpi.evaluation.in_group import Helpers
 from istmpi.evaluation.likelihood import choose_network
 from istmpi.evaluation.logits import Logits
-from istmpi.evaluation.own import OwnSums
-from istmpi.evaluation.passing import Passing
-from istmpi.evaluation.planning import may_keep_logits, plan_evaluation
+from istmpi.evaluation.measuring import Measuring
+from istmpi.evaluation.planning import may_keep_logits, scores_together
 from istmpi.evaluation.sample import (
     choose_fitted_rows,
-    count_sampled,
-    draw_calibration_rows,
 )
-from istmpi.evaluation.score import RankingTotals, Score, Totals
-from istmpi.multilabel import Ranking
-from istmpi.network.architecture import Architecture
-from istmpi.tasks import MultiLabel, OwnTask
+from istmpi.evaluation.score import Score
+
+Then = tuple[str, bool] | None
+"""The arguments of `Evaluator.score`, if it follows."""
 
 
-class Evaluator:
-    """Scores a full network on splits. Every method is collective."""
+class Evaluator(Measuring):
+    """Scores a full network in a form, and fits numbers to it. Every method is collective."""
 
-    _is_calibrated = False
-    """True if the full network is loaded and calibrated already."""
     _kept: Logits | None = None
     """The subnets' logits by which the form was chosen, until weights may have changed."""
-    _sink: Logits | None = None
-
-    def __init__(
-        self,
-        run: Run,
-        architecture: Architecture,
-        dataset: Dataset,
-        store: ParameterStore,
-        communicator: Communicator,
-        trained_on: int | None = None,
-        device: torch.device = HOST,
-        helpers: Helpers | None = None,
-    ):
-        """``trained_on``: the number of ranks in training, if it differs from the number here.
-        ``device``: the device of networks that fit into its memory. ``helpers``: the other members
-        of this rank's replica group."""
-        self._run = run
-        self._dataset = dataset
-        self._communicator = communicator
-        self._architecture = architecture
-        self._store = store
-        self._local = run.data.placement == "local"
-        self._passing = Passing(run, architecture, dataset)
-        self._task = self._passing.task
-        self.helpers = helpers
-        self._graph = isinstance(dataset.train, GraphSplit)
-        ranks = trained_on or communicator.size
-        self.sampled = count_sampled(run, architecture, dataset, ranks)
-        """The number of training examples to calibrate on, over all ranks."""
-        self._calibrates = bool(architecture.batch_norms)
-        self.plan = plan_evaluation(run, architecture, dataset, communicator.size, ranks)
-        self._merged = self._build(device)
-        self._blocks: SharedBlocks | None = None
-        self.network: FullNetwork | SharedBlocks = self._merged
-        """The network that is scored, in the form `form`."""
-        self.form = "merged"
-        # One rank is enough to see whether a user's function is a mean over rows.
-        self._looks = communicator.rank == 0
-        self.note = ""
-        """A sentence about the user's functions that a run should report once, or empty."""
-
-    def _build(self, device: torch.device) -> FullNetwork:
-        store = self._store
-        nbytes = sum(values.nbytes for values in store.tensors.values()) * self._communicator.size
-        return FullNetwork(
-            self._architecture,
-            store,
-            self._communicator,
-            sharded=self.plan.sharded,
-            local_examples=self._local,
-            spread=issubclass(self._task, MultiLabel),
-            by_units=self.plan.by_units,
-            device=with_room(device, nbytes),
-            on_one=self.plan.on_one,
-        )
+    _scored: Scored | None = None
+    """A score that the choice of the form has left, until weights may have changed."""
 
     def score(self, split: str = "test", details: bool = False) -> Score:
         """Calibrate, and return the score on a split, as `measure` does.
 
         A network that rank 0 alone has stays loaded until `release`, for `fit_temperature`."""
+        scored = self._scored
+        if scored and (scored.split, scored.details) == (split, details):
+            return scored.tally.score(self.form)
         self.calibrate()
         score = self.measure(split, details=details)
         # A network of several ranks may be large.
@@ -117,17 +48,21 @@ class Evaluator:
         """Free the memory of loaded weights, which are out of date after a round."""
         self._is_calibrated = False
         self._kept = None
+        self._scored = None
         self._merged.release()
         if self._blocks:
             self._blocks.release()
 
-    def arrange(self, deal: Partition, form: str, values_of: ValuesOf | None = None) -> None:
+    def arrange(
+        self, deal: Partition, form: str, values_of: ValuesOf | None = None, then: Then = None
+    ) -> None:
         """Score the network in ``form`` from now on; for best, in the form that scores better now,
         and merged if no units are dealt. Collective.
 
-        ``values_of`` is as for `SharedBlocks`."""
+        ``values_of`` is as for `SharedBlocks`. ``then``: the `score` that follows."""
         self.network = self._merged
         self.form = "merged"
+        self._scored = None
         if not deal.units or form == "merged":
             return
         build = choose_network(form, self._local)
@@ -146,30 +81,67 @@ class Evaluator:
             self._blocks = subnets
         subnets.values_of = values_of
         if form == "best":
-            form = self._choose_better(subnets)
+            form = self._choose_better(subnets, then)
         self.form = form
         self.network = self._merged
         if form in SIDE_BY_SIDE:
             self.network = subnets
 
-    def _choose_better(self, subnets: SharedBlocks) -> str:
+    def _choose_better(self, subnets: SharedBlocks, then: Then) -> str:
         """Return the form that scores better now: blocks or merged. Collective.
 
         The full network stays loaded and calibrated if it wins, for its weights take most bytes.
         """
+        ranks = self._communicator.size
+        where = (self._run, self._architecture, self._dataset, ranks, self.plan)
+        if then and scores_together(*where):
+            return self._choose_and_score(subnets, *then)
         blocks = self._score_of_form(subnets)
         subnets.release()
         merged = self._score_of_form(self._merged)
         # Ranks may add up in another order, and all must choose the same form.
         scores = np.array([blocks, merged])
         self._communicator.broadcast(scores, root=0)
+        form = self._name_better(*scores)
+        self._is_calibrated = form == "merged"
+        return form
+
+    def _name_better(self, blocks: float, merged: float) -> str:
+        """Return the form of the better score; release the full network if it has the other."""
         if not self._dataset.scoring.higher_is_better:
-            scores = -scores
-        if scores[0] > scores[1]:
+            blocks, merged = merged, blocks
+        if blocks > merged:
             self._merged.release()
             return "blocks"
-        self._is_calibrated = True
         return "merged"
+
+    def _choose_and_score(self, subnets: SharedBlocks, split: str, details: bool) -> str:
+        """Return the better form, and keep its score on a split. Collective.
+
+        All outputs of subnets travel together, and rank 0 tells all sums of the full network."""
+        self.network = subnets
+        self.calibrate()
+        self._keep_logits("train")
+        examples = self._dataset.splits[split]
+        scored = [*self._own_batches(examples, self._passing.choose_rows(examples))]
+        parts = [
+            Part([*self._own_batches(self._dataset.train, self._sample())]),
+            Part(scored, details),
+        ]
+        blocks = pass_subnets(self._passing, subnets, parts, self._make_totals, self._sink)
+        self._sink = None
+        blocks_score = blocks[0].score("blocks").score
+        subnets.release()
+        self.network = self._merged
+        self.calibrate()
+        # All ranks must choose the same form, so rank 0's scores decide.
+        merged, blocks_score = pass_on_one(
+            self._passing, self._merged, parts, self._make_totals, self._communicator, blocks_score
+        )
+        form = self._name_better(blocks_score, merged[0].score("merged").score)
+        tallies = {"blocks": blocks, "merged": merged}[form]
+        self._scored = Scored(split, details, tallies[1])
+        return form
 
     def _score_of_form(self, network: FullNetwork | SharedBlocks) -> float:
         """Return this rank's score of a form of the network on the validation split or, if there is
@@ -192,150 +164,6 @@ class Evaluator:
         if may_keep_logits(len(self._list_rows(split)), self._dataset.outputs):
             self._sink = Logits(split, self._dataset.outputs)
             self._kept = self._sink
-
-    def measure(self, split: str, rows: np.ndarray | None = None, details: bool = False) -> Score:
-        """Return the score on ``rows`` of a split, by default the run's rows.
-
-        ``details``: True for scores that take many bytes, too, such as a confusion. Raises
-        DivergedError if not finite.
-        """
-        examples = self._dataset.splits[split]
-        members = 1
-        if rows is None and self.helpers:
-            members = self.helpers.call(self.network, split, details, self._place)
-        if rows is None:
-            rows = self._passing.choose_rows(examples)
-        batches = self._own_batches(examples, rows, members)
-        task = self._task
-        if issubclass(task, OwnTask):
-            return self._measure_own(task, batches, members)
-        totals: Totals
-        if issubclass(task, MultiLabel):
-            totals = RankingTotals(
-                task.score, task.kind, self._ranking(task), self.network.labels, self._communicator
-            )
-        else:
-            join = partial(join_over_ranks, self._dataset, self._communicator, self._adds_up)
-            totals = self._passing.make_totals(join, details)
-        sums = self._sum_over(batches, totals, members)
-        return totals.score(sums, self.form)
-
-    def _measure_own(self, task: type[OwnTask], batches: Iterator[Batch], members: int) -> Score:
-        """Return the score by a user's functions.
-
-        Raises ConfigError if nothing counts, DivergedError if not finite.
-        """
-        sums = OwnSums(task, self._looks)
-        self._looks = False
-        self._passing.add_up_own(self.network, batches, sums)
-        if self.helpers and members > 1:
-            for part in self.helpers.collect():
-                sums.add_part(part)
-        self.network.finish()
-        self.note = self.note or sums.note
-        loss, score, more = sums.sum_over_ranks(self._communicator, self._adds_up)
-        examples = int(self._sum_over_ranks(np.array([float(sums.examples)]))[0])
-        return Score(loss, score, examples, more=more, form=self.form)
-
-    def _ranking(self, task: type[MultiLabel]) -> Ranking:
-        counts, rows = self._label_counts
-        return Ranking(counts, rows, self._run.evaluate.propensity, task.kind)
-
-    @cached_property
-    def _label_counts(self) -> tuple[np.ndarray, int]:
-        """The number of training rows with each label, and of all training rows, over all ranks."""
-        train = self._dataset.train
-        assert isinstance(train, SparseSplit)
-        counts = np.append(train.count_labels(self._dataset.outputs), len(train))
-        if self._local:
-            counts = self._communicator.allreduce_sum(counts)
-        return counts[:-1], int(counts[-1])
-
-    def _sum_over(self, batches: Iterator[Batch], totals: Totals, members: int) -> np.ndarray:
-        """Add up ``totals`` over this rank's batches, its ``members`` and all ranks. Collective.
-
-        Raises DivergedError on every rank if totals, or outputs that are whole on a rank, are not
-        finite.
-        """
-        whole = self.network.labels is None
-        sums = self._passing.add_up(self.network, batches, totals, whole, self._sink)
-        if self.helpers and members > 1:
-            for others, margins in self.helpers.collect():
-                sums += others
-                totals.margins.extend(margins)
-        self.network.finish()
-        sums = self._sum_over_ranks(sums)
-        if not np.isfinite(sums).all():
-            error = DivergedError("the outputs of the full network are not finite")
-            error.everywhere = True
-            raise error
-        return sums
-
-    def take_note(self) -> str:
-        """Return `note` once; later calls return an empty text."""
-        note = self.note
-        self.note = ""
-        return note
-
-    @property
-    def _place(self) -> tuple[int, int]:
-        """This rank's number among those that divide the batches, and the number of these."""
-        if not self._spread:
-            return 0, 1
-        return self._communicator.rank, self._communicator.size
-
-    def _own_batches(self, split: Split, rows: np.ndarray, members: int = 1) -> Iterator[Batch]:
-        """Yield the batches of this process, the first of so many ``members``."""
-        if not self.network.computes:
-            return
-        rank, processes = self._place
-        place = (rank, processes * members)
-        if self.helpers:
-            processes = self.helpers.processes
-        yield from self._passing.divide(split, rows, place, processes, self.network.device)
-
-    @property
-    def _spread(self) -> bool:
-        """True if each rank passes some of the batches."""
-        return not (self._local or self.network.same_examples or self.network.on_one)
-
-    @property
-    def _adds_up(self) -> bool:
-        """True if the sums of all ranks are added up; otherwise each rank has all of them."""
-        return self._local or self._spread or self.network.on_one
-
-    def _sum_over_ranks(self, values: np.ndarray) -> np.ndarray:
-        labels_on = self._dataset.labels_on
-        if labels_on not in (None, self._communicator.rank):
-            values = np.zeros_like(values)  # one rank alone knows what is right
-        if self.network.on_one:
-            self._communicator.broadcast(values, 0)
-            return values
-        if self._adds_up or labels_on is not None:
-            return self._communicator.allreduce_sum(values)
-        return values
-
-    def calibrate(self) -> None:
-        """Load the stores' weights, and calibrate batch normalisations. Collective.
-
-        Their moments become those of the calibration sample.
-        """
-        if self._is_calibrated:
-            self._is_calibrated = False
-            return
-        if not self._calibrates:
-            self.network.load_moments({})
-            return
-        if not self.network.computes:
-            self.network.calibrate()  # rank 0 alone reads the sample
-            return
-        rows = self._sample()
-        ranks = self._communicator.size
-        # With fewer rows than ranks, a rank would have none: all pass the same rows.
-        if self._spread and ranks <= len(rows) and not self._graph:
-            rows = rows[self._communicator.rank :: ranks]
-        batch = self._dataset.train.batch(rows).to(self.network.device, self._architecture.dtype)
-        self.network.calibrate(*batch.inputs)
 
     def fit_temperature(self, split: str) -> float:
         """Fit a classifier's temperature on a split's scored examples; return it on rank 0, and
@@ -386,12 +214,6 @@ class Evaluator:
         batch = self._dataset.train.batch(rows).to("cpu", self._architecture.dtype)
         loss = choose_loss(self._task, self._run.train, batch, self._communicator)
         return fit_scale(self._architecture, self._store, self._communicator, batch, loss)
-
-    def _sample(self) -> np.ndarray:
-        parts: dict[str, int] = {}
-        if self._local:
-            parts = {"share": self._communicator.size, "stream": self._communicator.rank}
-        return draw_calibration_rows(self._run, len(self._dataset.train), self.sampled, **parts)
 
 
 def _return_as_it_is(values: np.ndarray) -> np.ndarray:

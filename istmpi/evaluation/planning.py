@@ -20,13 +20,12 @@ from istmpi.cost.evaluation import (
     evaluation_memory,
     evaluation_plan,
 )
-from istmpi.cost.one_round import flushed_bytes
 from istmpi.cost.passing import pass_bytes, windows_together
 from istmpi.cost.run_cost import phase_costs
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
 from istmpi.engine.lengths import Number
-from istmpi.evaluation.further import count_further, has_area
+from istmpi.evaluation.further import count_further
 from istmpi.evaluation.sample import count_sampled, count_scored, count_scored_in_training
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import MultiLabel, OwnTask, Task, choose_task
@@ -38,6 +37,9 @@ MOST = 10
 """The most evaluations of a run by default."""
 MOST_KEPT = 2**18
 """The most logits that stay in the memory from an evaluation to a save: 2 MB."""
+TOGETHER_BYTES = 2**17
+"""The most bytes of outputs that subnets add up before it is known that they are needed: a line of
+10 Mbit/s carries them in the time of a round trip of 0.1 s."""
 
 
 def choose_form(run: Run) -> str:
@@ -70,7 +72,7 @@ def plan_evaluation(
         spread=issubclass(task, MultiLabel),
         on_one=not elsewhere,
         present=spec.on_all_ranks(run, architecture, ranks),
-        numbers=_count_numbers(run, architecture, data, task),
+        numbers=count_numbers(run, architecture, data, task),
     )
     if run.data.placement == "local" or not issubclass(task, OwnTask):
         return plan
@@ -83,7 +85,7 @@ def plan_evaluation(
     return replace(plan, sent=plan.sent + named, sums=sums)
 
 
-def _count_numbers(run: Run, architecture: Architecture, data: Dataset, task: type[Task]) -> int:
+def count_numbers(run: Run, architecture: Architecture, data: Dataset, task: type[Task]) -> int:
     """Return how many numbers ranks add up for a score."""
     if issubclass(task, OwnTask):
         # The count of examples.
@@ -191,125 +193,15 @@ def count_pass_bytes(
     return pass_bytes(run, architecture, ranks, gathers)
 
 
-@dataclass(frozen=True)
-class Planned:
-    """The evaluations of a run."""
-
-    every: int
-    """Rounds between evaluations."""
-    count: int
-    sent: int | None
-    """The most bytes that all ranks send in them; None if these are not known before the run."""
-    least: int | None
-    """The fewest bytes, which differ from the most if scores decide the form of the network."""
-
-
-def plan_evaluations(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Planned:
-    """Return the evaluations of a run, and the bytes that they send for this run's seed.
-
-    The bytes are not known for other sizes of images, for local data that a sharded layer's rows
-    travel to, and where `istmpi.cost.one_round.flushed_bytes` does not know them; for subnets side
-    by side neither with several outputs, sharded layers, graphs or a validation split.
-    """
-    every = choose_interval(run, architecture, data, ranks)
-    last = run.train.rounds
-    rounds = [*range(every, last, every), last]
-    unknown = Planned(every=every, count=len(rounds), sent=None, least=None)
-    plan = plan_evaluation(run, architecture, data, ranks, ranks)
-    travels = run.data.placement == "local" and plan.sharded
-    if run.train.resolution or travels:
-        return unknown
-    form = choose_form(run)
-    flushed: int | None = 0
-    # Outputs that are added up need no weights of other ranks.
-    if form != "sum":
-        flushed = flushed_bytes(run, architecture, ranks, rounds)
-    if flushed is None:
-        return unknown
-    details = _count_details(run, data, ranks, plan)
-    if form == "merged":
-        sent = flushed + len(rounds) * plan.sent + details
-        return replace(unknown, sent=sent, least=sent)
-    if not knows_outputs(run, architecture, data, plan):
-        return unknown
-    blocks = len(rounds) * _count_side_by_side(run, architecture, data, ranks)
-    if data.labels_on is not None:
-        blocks += details
-    if form != "best":
-        return replace(unknown, sent=flushed + blocks, least=flushed + blocks)
-    assert plan.sums is not None, "there are no sharded layers"
-    # The full network stays loaded if it wins.
-    merged = len(rounds) * plan.sums + details
-    both = flushed + len(rounds) * _count_choice(run, architecture, data, ranks, plan)
-    return replace(unknown, sent=both + max(merged, blocks), least=both + min(merged, blocks))
-
-
-def _count_side_by_side(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
-    """Return the bytes that all ranks send to score subnets side by side."""
-    passed = _count_passed(run, architecture, ranks, count_scored(run, data, len(data.test)))
-    if data.labels_on is None:
-        return passed
-    # One rank has the labels, and tells the others its sums.
-    task = choose_task(data.scoring, run.train.multi_label_loss)
-    return passed + ranks * (ranks - 1) * 8 * _count_numbers(run, architecture, data, task)
-
-
-def _count_choice(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
-) -> int:
-    """Return the bytes to score the full network and the subnets side by side on the sample."""
-    sampled = count_sampled(run, architecture, data, ranks)
-    # Rank 0 tells the others both scores.
-    scores = (ranks - 1) * 2 * 8
-    return _count_passed(run, architecture, ranks, sampled) + plan.sent + scores
-
-
-def _count_passed(run: Run, architecture: Architecture, ranks: int, examples: int) -> int:
-    """Return the bytes that all ranks send to load subnets side by side, and to add up their
-    outputs for so many examples."""
-    # Ranks add up outputs round a ring.
-    sent = 2 * (ranks - 1) * count_output_bytes(architecture, examples)
-    spec = find_method_spec(run.method.name)
-    # Each rank has the values of its subnet.
-    if spec.sums_outputs:
-        return sent
-    present = spec.on_all_ranks(run, architecture, ranks)
-    groups = spec.groups(run, architecture)
-    for name, parameter in architecture.parameters.items():
-        # Owners send what is not dealt out, and what no method keeps on every rank.
-        if name not in present and not parameter.pattern.dealt(groups):
-            sent += (ranks - 1) * parameter.size(architecture.lengths) * parameter.itemsize
-    return sent
-
-
-def count_calibration_bytes(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int
-) -> int | None:
-    """Return the bytes that a save after an evaluation sends for a classifier's temperature. None
-    if they are not known before the run."""
-    form = choose_form(run)
-    if ranks == 1 or not data.scoring.one_class:
-        return 0
-    # Only one rank has labels, and adds up slopes with the others.
-    if data.labels_on is not None:
-        return None
-    plan = plan_evaluation(run, architecture, data, ranks, ranks)
-    if form in ("merged", "best") and not plan.on_one:
-        return None
-    if form == "merged":
-        return 0
-    if not knows_outputs(run, architecture, data, plan):
-        return None
-    sampled = count_sampled(run, architecture, data, ranks)
-    if form != "best":
-        return _count_passed(run, architecture, ranks, sampled)
-    # The pass that chose the form has left its logits.
-    return 0 if may_keep_logits(sampled, data.outputs) else None
-
-
 def may_keep_logits(examples: int, classes: int) -> bool:
     """Return True if the logits of so many examples may stay in the memory until a save."""
     return examples * classes <= MOST_KEPT
+
+
+def has_known_sizes(run: Run, plan: EvaluationPlan) -> bool:
+    """Return True if images keep their size, and no rows travel to local data."""
+    travels = run.data.placement == "local" and plan.sharded
+    return not (run.train.resolution or travels)
 
 
 def knows_outputs(
@@ -329,28 +221,29 @@ def knows_outputs(
     )
 
 
+def scores_together(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
+) -> bool:
+    """Return True if an evaluation that chooses the form passes the scored examples through both
+    forms at once, beside the sample (decision 56): then one message has the sums of both."""
+    scored = count_scored(run, data, len(data.test))
+    return (
+        choose_form(run) == "best"
+        and plan.on_one
+        and knows_outputs(run, architecture, data, plan)
+        and not issubclass(choose_task(data.scoring, run.train.multi_label_loss), OwnTask)
+        and data.labels_on is None
+        and not data.columns
+        and run.train.group_size <= 1
+        # Both batches are in the memory at once.
+        and max(scored, count_sampled(run, architecture, data, ranks)) <= run.evaluate.batch
+        and count_output_bytes(architecture, scored) <= TOGETHER_BYTES
+    )
+
+
 def count_output_bytes(architecture: Architecture, examples: int) -> int:
     """Return the bytes of the outputs of a network with one output for so many examples."""
     return examples * architecture.numbers * architecture.itemsize
-
-
-def _count_details(run: Run, data: Dataset, ranks: int, plan: EvaluationPlan) -> int:
-    """Return the bytes that ranks send for the details of a run's last scores."""
-    if plan.sharded:
-        return 0
-    task = choose_task(data.scoring, run.train.multi_label_loss)
-    with_details = count_further(task, data, run.evaluate, details=True)
-    numbers = with_details - count_further(task, data, run.evaluate, details=False)
-    # Rank 0 alone sends its sums, or each rank its own.
-    if not plan.on_one:
-        numbers *= ranks
-    if has_area(task, data):
-        rows = count_scored(run, data, len(data.test))
-        if isinstance(data.test, GraphSplit):
-            rows = len(data.test.graph)
-        # All ranks' numbers of rows come first.
-        numbers += ranks * ranks + 2 * rows
-    return (ranks - 1) * 8 * numbers
 
 
 def _count_work(

@@ -26,7 +26,7 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.slots import list_kinds
 from istmpi.errors import DataError, DivergedError, IstmpiError
 from istmpi.evaluation.blocks import ValuesOf
-from istmpi.evaluation.evaluator import Score
+from istmpi.evaluation.evaluator import Score, Then
 from istmpi.evaluation.planning import choose_form
 from istmpi.foreign import forbid_exit
 from istmpi.methods.base import drive
@@ -190,9 +190,10 @@ class Training(Prepared):
             self.calibrated_after = self.rounds_done
             self._fit_scale()
             try:
-                self.arrange(max(self.rounds_done - 1, 0))
+                details = self.done and split == "test"
+                self.arrange(max(self.rounds_done - 1, 0), then=(split, details))
                 with self.store.borrowing(self.method.values_on_all_ranks()):
-                    return self.evaluator.score(split, details=self.done and split == "test")
+                    return self.evaluator.score(split, details=details)
             except DivergedError as error:
                 cure = " Lower optimizer.lr."
                 if error.of_function:
@@ -200,9 +201,9 @@ class Training(Prepared):
                 error.args = (f"{error} {self.position}; its weights are kept.{cure}",)
                 raise
 
-    def arrange(self, number: int, values_of: ValuesOf | None = None) -> None:
+    def arrange(self, number: int, values_of: ValuesOf | None = None, then: Then = None) -> None:
         """Make the evaluator score the run's form (evaluate.form), with subnets of round
-        ``number``. Collective.
+        ``number``. Collective. ``then`` is as for `Evaluator.arrange`.
 
         ``values_of`` is as for `SharedBlocks`; by default it has what this rank holds of its
         subnet.
@@ -216,7 +217,7 @@ class Training(Prepared):
         if values_of is None:
             # What a rank holds of its subnet need not move.
             values_of = partial(self._find_values, deal, form)
-        self.evaluator.arrange(deal, form, values_of)
+        self.evaluator.arrange(deal, form, values_of, then)
 
     def _find_values(self, deal: Partition, form: str, number: int) -> Mapping[str, torch.Tensor]:
         # A run may go on with another method object, so it is looked up at each call.

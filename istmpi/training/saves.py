@@ -14,7 +14,8 @@ from istmpi.cost.moments import moments_bytes
 from istmpi.cost.one_round import flushed_bytes, published_bytes
 from istmpi.data.dataset import Dataset
 from istmpi.engine.layout import cut
-from istmpi.evaluation.planning import choose_form, choose_interval, count_calibration_bytes
+from istmpi.evaluation.planned_bytes import count_calibration_bytes
+from istmpi.evaluation.planning import choose_form, choose_interval
 from istmpi.network.architecture import Architecture
 
 CALLS = 4

@@ -10,7 +10,8 @@ from small import own_run, small_run
 from istmpi.checkpoint.state import model_pieces
 from istmpi.comm.ledger import EVALUATION, SAVING
 from istmpi.cost import run_bytes
-from istmpi.evaluation.planning import SHARE, choose_interval, plan_evaluations
+from istmpi.evaluation.planned_bytes import plan_evaluations
+from istmpi.evaluation.planning import SHARE, choose_interval
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 from istmpi.training.saves import plan_saves
@@ -72,7 +73,6 @@ def test_planned_bytes_are_counted_bytes(comm, monkeypatch, settings, where):
     counted = comm.ledger.sent[EVALUATION].bytes if "data__source" in settings else sum(counted)
     total = sum(comm.allgather(counted))
     assert planned.least <= total <= planned.sent
-    # Scores decide the form, and with it the bytes.
     assert total in (planned.least, planned.sent) or len(forms) > 1
     if where == "on one":
         assert total == sum(comm.allgather(comm.ledger.sent[EVALUATION].bytes))

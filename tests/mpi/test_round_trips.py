@@ -40,14 +40,14 @@ def test_a_host_of_one_rank_is_known_without_a_call(comm, monkeypatch, fact):
 
 
 @pytest.mark.ranks(also=1)
-@pytest.mark.parametrize("method, calls", [("local-sgd", 1), ("ist", 2), ("easgd", 2)])
-def test_an_evaluation_on_one_rank(comm, method, calls):
-    """Weights that rank 0 lacks go to rank 0, and the sums of the score to all. Before that, newest values go to
-    their owners: here, the evaluation of the last round has sent them already."""
-    training, _ = trained(comm, method__name=method)
-    assert training.evaluator.network.on_one == (comm.size > 1)
-    # A process alone gathers what its method does not keep as a whole.
-    alone = 1 + (method != "local-sgd")
+@pytest.mark.parametrize(
+    "method, redeal, calls, alone", [("local-sgd", 1, 1, 1), ("ist", 1, 2, 2), ("easgd", 1, 2, 2), ("ist", 0, 3, 4)]
+)
+def test_an_evaluation_on_one_rank(comm, method, redeal, calls, alone):
+    """Weights that rank 0 lacks go to rank 0, and its sums to all; all outputs of subnets add up at once. Before that,
+    newest values go to their owners: here, the evaluation of the last round has sent them already."""
+    training, _ = trained(comm, method__name=method, method__redeal=float(redeal))
+    assert training.evaluator.plan.on_one == (comm.size > 1)
     assert count_calls(comm, training.evaluate) == (calls if comm.size > 1 else alone)
 
 
