@@ -36,14 +36,14 @@ def test_arguments_of_a_network_are_those_of_its_constructor(network):
 
 
 def test_a_setting_a_section_a_method_and_a_key_are_found(capsys):
-    first = "method.redeal  (ist)\n  Fraction of each group's units to redeal each round.\n"
+    first = "method.redeal  (ist)\n  Fraction of each unit group to redeal each round.\n"
     assert said(capsys, "method.redeal").startswith(first)
     assert "  range:   in [0, 1]\n  default: 1.0\n" in said(capsys, "redeal")
     assert said(capsys, "fedavg").count("(fedavg)") == 2
     assert {"(xc)", "(mlp)", "(transformer)"} <= {*said(capsys, "model.hidden").split()}
     assert "optimizer.lr\n" in said(capsys, "[optimizer]")
     listed = " ".join(said(capsys).split())
-    assert "method.redeal 1.0 ist: Fraction of each group's units to redeal each round. (in [0, 1])" in listed
+    assert "method.redeal 1.0 ist: Fraction of each unit group to redeal each round. (in [0, 1])" in listed
     assert 'model.dtype "float32" Type of weights and computation. (float32 | float64)' in listed
 
 
