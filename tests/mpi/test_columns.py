@@ -19,7 +19,7 @@ from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
-from istmpi.evaluation.planning import plan_evaluations
+from istmpi.evaluation.planned_bytes import plan_evaluations
 from istmpi.training.loop import Training
 
 pytestmark = pytest.mark.ranks(only=[3])

@@ -14,7 +14,7 @@ from istmpi.comm.ledger import EVALUATION
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.evaluation.further import ClassTotals, NumberTotals, find_area
-from istmpi.evaluation.planning import plan_evaluations
+from istmpi.evaluation.planned_bytes import plan_evaluations
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
