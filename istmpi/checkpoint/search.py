@@ -17,6 +17,9 @@ from istmpi.units import list_first
 
 Note = Callable[[str], None]
 
+_SLOT = 2**12
+"""Bytes of the message of what a rank's folder has: enough for about ten checkpoints."""
+
 
 @dataclass(frozen=True)
 class _Holding:
@@ -102,9 +105,11 @@ def reach(path: Path, communicator: Communicator, note: Note, room: Path) -> Cop
     Raises DataError on every rank if it is damaged, or if no host has some of its rows.
     """
     saves, problems = _gather_saves([path], path.parent, communicator)
-    with communicator.agreed():
-        if not saves:
-            raise DataError(problems[0])
+    # All ranks have the same list.
+    if not saves:
+        error = DataError(problems[0])
+        error.everywhere = True
+        raise error
     return _bring(saves[0], path.parent, room, communicator, _choose_note(communicator, note))
 
 
@@ -123,7 +128,7 @@ def _gather_saves(
     holdings_here: list[_Holding] = []
     for path in paths:
         holdings_here += _look(path, folder, problems_here.append)
-    per_rank = communicator.allgather((holdings_here, problems_here))
+    per_rank = communicator.allgather((holdings_here, problems_here), _SLOT)
     by_save: dict[tuple[str, int | None], list[_Holding | None]] = {}
     problems: list[str] = []
     for rank, (holdings, of_rank) in enumerate(per_rank):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from istmpi.comm import Communicator
+from istmpi.comm.root import ask_root
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
@@ -94,42 +95,62 @@ def complete_network(
 ) -> Architecture:
     """Return the network of a draft with the table that all ranks have; ``by_rank`` has the
     digests of all drafts. Collective; raises what `build_network` does."""
-    from istmpi.training.proof_cache import recall, remember
-
     # All ranks have tried the same written table: there is nothing left to agree on.
     if draft.network is not None and all(digests == draft.digests for digests in by_rank):
         return draft.network
     _require_same_source(run, [digests.source for digests in by_rank])
-    code = draft.code
     tree = draft.tree
-    if tree is None and communicator.rank == 0:
-        tree = recall(code)
+    if tree is None:
+        return _complete_inspected(run, data, draft.code, communicator)
     # decision 30: the table, which rank 0 sends, makes the ranks' networks equal.
-    if draft.tree is None or any(digests != draft.digests for digests in by_rank):
+    if any(digests != draft.digests for digests in by_rank):
         tree = communicator.broadcast_from_root(tree)
-    if tree is not None:
-        try:
-            return _try_network(run, data, code, tree, communicator)
-        except ConfigError:
-            # A remembered table may be out of date although the source is the same.
-            if draft.tree is not None:
-                raise
-    tree = _inspect_on_root(code, communicator)
-    network = _try_network(run, data, code, tree, communicator)
-    if communicator.rank == 0:
-        remember(code, tree)
+    with communicator.agreed():
+        network, _, _ = _try_table(run, data, draft.code, tree)
     return network
 
 
-def _inspect_on_root(code: UserNetwork, communicator: Communicator) -> Mapping[str, Any]:
-    """Return the table of a network, which rank 0 inspects, as a tree on every rank."""
-    tree: Mapping[str, Any] = {}
-    with communicator.agreed():
-        if communicator.rank == 0:
-            from istmpi.inspection.large import inspect_any
+def _complete_inspected(
+    run: Run, data: Dataset, code: UserNetwork, communicator: Communicator
+) -> Architecture:
+    """Return the network with the table that rank 0 finds. Collective; raises what `build_network`
+    does.
 
-            tree = inspect_any(code).tree()
-    return communicator.broadcast_from_root(tree)
+    Rank 0 sends its outputs with the table: so one agreement says that the other ranks can train
+    the network, and that they compute the same.
+    """
+    own_trial: _Trial | None = None
+
+    def find() -> tuple[Mapping[str, Any], np.ndarray | None]:
+        nonlocal own_trial
+        tree, own_trial = _find_table(run, data, code)
+        return tree, own_trial.sample
+
+    tree, expected = ask_root(communicator, find)
+    with communicator.agreed() as agreement:
+        trial = own_trial or _try(run, data, code, tree)
+        agreement.value = _are_alike(trial.sample, expected)
+    differing = [rank for rank, same in enumerate(agreement.by_rank) if not same]
+    if differing:
+        _refuse_other_outputs(run, trial, differing, communicator)
+    return trial.network
+
+
+def _find_table(run: Run, data: Dataset, code: UserNetwork) -> tuple[Mapping[str, Any], _Trial]:
+    """Return the remembered table of a network as a tree, or inspect the network; and its
+    trial."""
+    from istmpi.inspection.large import inspect_any
+    from istmpi.training.proof_cache import recall, remember
+
+    tree = recall(code)
+    if tree is not None:
+        # A remembered table may be out of date although the source is the same.
+        with suppress(ConfigError):
+            return tree, _try(run, data, code, tree)
+    tree = inspect_any(code).tree()
+    trial = _try(run, data, code, tree)
+    remember(code, tree)
+    return tree, trial
 
 
 def _require_same_source(run: Run, sources: Sequence[str]) -> None:
@@ -142,14 +163,29 @@ def _require_same_source(run: Run, sources: Sequence[str]) -> None:
     )
 
 
-def _try_network(
-    run: Run, data: Dataset, code: UserNetwork, tree: Mapping[str, Any], communicator: Communicator
-) -> Architecture:
-    with communicator.agreed():
-        network, inputs, outputs = _try_table(run, data, code, tree)
-    if outputs is not None:
-        _require_same_outputs(run, data, network, inputs, outputs, communicator)
-    return network
+@dataclass(frozen=True)
+class _Trial:
+    """A network that has computed outputs on this rank."""
+
+    network: Architecture
+    inputs: tuple[torch.Tensor, ...]
+    sample: np.ndarray | None
+    """Outputs to compare between ranks (`_sample`); None if ranks have no batch in common."""
+
+
+def _try(run: Run, data: Dataset, code: UserNetwork, tree: Mapping[str, Any]) -> _Trial:
+    """Return the trial of an inspected network. Raises ConfigError if the network fails."""
+    network, inputs, outputs = _try_table(run, data, code, tree)
+    assert outputs is not None, "only a network with a written table computes nothing"
+    # decision 38: local data never leave their rank, so there is no common batch.
+    if run.data.differs:
+        if data.example is None:
+            # Data differ between ranks, but invented examples are the same on all.
+            inputs = code.examples(EXAMPLES, outputs.dtype)
+            outputs = _compute_outputs(network, inputs)
+        elif data.network is None:
+            return _Trial(network, inputs, None)
+    return _Trial(network, inputs, _sample(outputs))
 
 
 def _try_table(
@@ -170,46 +206,25 @@ def _try_table(
     return network, inputs, network.require_finite(*inputs)
 
 
-def _require_same_outputs(
-    run: Run,
-    data: Dataset,
-    network: Architecture,
-    inputs: tuple[torch.Tensor, ...],
-    outputs: torch.Tensor,
-    communicator: Communicator,
+def _refuse_other_outputs(
+    run: Run, trial: _Trial, differing: list[int], communicator: Communicator
 ) -> None:
-    """Raise ConfigError if a rank's forward gives other outputs than rank 0's for the same batch
-    and weights.
+    """Raise ConfigError if the forward of the ranks ``differing`` gives other outputs than rank 0's
+    for the same batch and weights.
 
     Outputs that also differ between two calls on one rank are random; they are not refused.
     """
-    # decision 38: local data never leave their rank, so there is no common batch.
-    if run.data.differs:
-        if data.example is None:
-            # Data differ between ranks, but invented examples are the same on all.
-            inputs = network.code.examples(EXAMPLES, outputs.dtype)
-        elif data.network is None:
-            return
-        outputs = _compute_outputs(network, inputs, communicator)
-    sample = _sample(outputs)
-    same_by_rank = communicator.allgather(
-        _are_alike(sample, communicator.broadcast_from_root(sample))
-    )
-    differing = [rank for rank, same in enumerate(same_by_rank) if not same]
-    if not differing:
-        return
     # Random outputs differ between calls, too; a wrong network differs between ranks alone.
-    again = _compute_outputs(network, inputs, communicator)
-    if all(communicator.allgather(_are_alike(_sample(again), sample))):
+    with communicator.agreed() as agreement:
+        again = _sample(_compute_outputs(trial.network, trial.inputs))
+        agreement.value = _are_alike(again, trial.sample)
+    if all(agreement.by_rank):
         what = "its forward gives other outputs for the same examples and weights on {}."
         _require_none(differing, run, f"{what} Make it compute the same on all ranks.")
 
 
-def _compute_outputs(
-    network: Architecture, inputs: tuple[torch.Tensor, ...], communicator: Communicator
-) -> torch.Tensor:
-    with communicator.agreed():
-        outputs = network.require_finite(*inputs)
+def _compute_outputs(network: Architecture, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    outputs = network.require_finite(*inputs)
     assert outputs is not None, "a network with a written table computes nothing before training"
     return outputs
 
@@ -234,8 +249,11 @@ def _sample(outputs: torch.Tensor) -> np.ndarray:
     return flat[:: max(-(-len(flat) // COMPARED), 1)]
 
 
-def _are_alike(outputs: np.ndarray, other: np.ndarray) -> bool:
-    """Return True if outputs differ by at most 1/1000 of the largest magnitude in ``other``."""
+def _are_alike(outputs: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """Return True if outputs differ by at most 1/1000 of the largest magnitude in ``other``, or if
+    there is nothing to compare."""
+    if outputs is None or other is None:
+        return True
     largest = abs(other).max(initial=0)
     return outputs.shape == other.shape and bool(
         abs(outputs - other).max(initial=0) <= 1e-3 * largest

@@ -2,12 +2,14 @@
 had put off."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from istmpi.checkpoint.folder import BEST, FOLDER
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.search import reach
+from istmpi.comm.root import ask_root
 from istmpi.errors import UserError
 from istmpi.record import METRICS, RunFolder, find_run
 from istmpi.training.loop import Training
@@ -29,11 +31,7 @@ def recall(
     """
     communicator = training.communicator
     counts = training.tally.counts
-    lines: list[Line] = []
-    with communicator.agreed():
-        if communicator.rank == 0:
-            lines = _read(folder, start, counts.rounds)
-    lines = communicator.broadcast_from_root(lines)
+    lines = ask_root(communicator, partial(_read, folder, start, counts.rounds))
     problem = find_misfit(lines, counts)
     if problem:
         note(f"{folder.path / METRICS}: {problem}; its scores are not used.")

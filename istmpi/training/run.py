@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from istmpi.checkpoint.folder import FOLDER, NETWORK, remove_leftovers, set_aside
+from istmpi.checkpoint.folder import (
+    FOLDER,
+    NETWORK,
+    list_checkpoints,
+    remove_leftovers,
+    set_aside,
+)
 from istmpi.checkpoint.initial import begin_with
 from istmpi.checkpoint.parts import Copy, is_round_of_parts
 from istmpi.checkpoint.saver import prepare_folder
 from istmpi.checkpoint.search import find_newest_valid, reach
-from istmpi.checkpoint.sight import Place, find_probe, leave_probe
+from istmpi.checkpoint.sight import Place, Probe, find_probe, leave_probe
 from istmpi.checkpoint.streamed import begin_with_function
+from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.groups import Membership, Start
 from istmpi.comm.hang_watch import print_line
+from istmpi.comm.root import ask_root
 from istmpi.comm.stopping import StopSign, StopSources
 from istmpi.config import Run
 from istmpi.data.callable.source import is_function
@@ -33,7 +40,7 @@ from istmpi.training.loop import Training
 from istmpi.training.member import serve_leader
 from istmpi.training.progress import Counts
 from istmpi.training.recall import Line, recall
-from istmpi.training.run_record import RunRecord
+from istmpi.training.run_record import RunRecord, write_settings
 from istmpi.training.watch import Summary, Watch
 
 
@@ -167,13 +174,13 @@ def _open_record(
             watch.already_finished(folder)
         yield training, folder, None
         return
-    lock = keeper.make(start, trained)
+    lock = keeper.make(start, trained, training.run)
     if not keeper.place.shared:
         training.stop.look_here()
     record = RunRecord(
         training, folder, watch, lock, hang_watch, trained=trained, place=keeper.place
     )
-    record.begin(start, notes, lines, at_the_end)
+    record.begin(start, keeper.inside, notes, lines, at_the_end)
     try:
         yield training, folder, record
     except DivergedError as error:
@@ -224,6 +231,9 @@ class _FolderKeeper:
         self._communicator = communicator
         self._locks = locks
         self.note = note
+        self.inside: Path | None = None
+        """The path in the folder of the checkpoint from which the run resumes; None if it is
+        elsewhere."""
         self.place = Place(keeps=communicator.rank == 0)
         self._lock: FolderLock | None = None
         self._resumes = bool(resume)
@@ -243,42 +253,57 @@ class _FolderKeeper:
             summarised = self.folder.has_summary(self.note, counts.rounds, counts.loss)
         return self._communicator.broadcast_from_root(summarised)
 
-    def make(self, start: Copy | None, trained: bool) -> FolderLock | None:
+    def make(self, start: Copy | None, trained: bool, run: Run) -> FolderLock | None:
         """Make the folder, and rename checkpoints that are newer than ``start``; return this rank's
-        lock. ``trained``: only the summary is missing."""
-        with self._communicator.agreed() as agreement:
-            if self._communicator.rank == 0:
-                if self._lock is None:
-                    self._take_lock(resumes=False)
-                self.folder.make()
-                # A summary says that a run is finished.
-                if not trained:
-                    self.folder.forget(SUMMARY)
-                prepare_folder(self.folder.path)
-                agreement.value = leave_probe(self.folder.path, self._communicator)
-        self.place = find_probe(agreement.by_rank[0], self.folder.path, self._communicator)
-        if self.place.unseen:
-            self._lock_elsewhere()
+        lock. ``trained``: only the summary is missing. ``run``: the settings of hosts that do not
+        see rank 0's folder."""
+        work = partial(self._make_on_root, start, trained)
+        probe, self.inside = ask_root(self._communicator, work)
+        self.place = find_probe(probe, self.folder.path, self._communicator)
+        if probe and self.place.unseen:
+            choose(run.checkpoint.writer, self.place.parallel, self.place.unseen)
+            self._lock_elsewhere(probe.content, start, run)
+        # Its rows are in the memory now.
         if start:
-            self._set_aside(start)
+            start.discard()
         return self._lock
 
-    def _set_aside(self, start: Copy) -> None:
-        with self._communicator.agreed():
-            if self.place.keeps:
-                for path in set_aside(self.folder.path, start):
-                    self.note(f"set aside, because the run resumes from {start}: {path}")
-        # Its rows are in the memory now.
-        start.discard()
+    def _make_on_root(self, start: Copy | None, trained: bool) -> tuple[Probe | None, Path | None]:
+        """Make rank 0's folder; return the file that other ranks look for, and `inside`."""
+        folder = self.folder
+        if self._lock is None:
+            self._take_lock(resumes=False)
+        folder.make()
+        # A summary says that a run is finished.
+        if not trained:
+            folder.forget(SUMMARY)
+        prepare_folder(folder.path)
+        self._set_aside(start)
+        return leave_probe(folder.path, self._communicator), self._find_inside(start)
 
-    def _lock_elsewhere(self) -> None:
-        """Lock the folders of the hosts that do not see rank 0's folder."""
-        team = self._communicator.broadcast_from_root(secrets.token_hex(16))
+    def _set_aside(self, start: Copy | None) -> None:
+        if start:
+            for path in set_aside(self.folder.path, start):
+                self.note(f"set aside, because the run resumes from {start}: {path}")
+
+    def _find_inside(self, start: Copy | None) -> Path | None:
+        # Another host may have it.
+        if start and start.path.exists():
+            for path in list_checkpoints(self.folder.path):
+                if path.samefile(start.path):
+                    return path
+        return None
+
+    def _lock_elsewhere(self, team: str, start: Copy | None, run: Run) -> None:
+        """Lock the folders of the hosts that do not see rank 0's folder, and write the settings
+        there: a rank of each may be rank 0 in the next job."""
         with self._communicator.agreed():
             if not self.place.shared:
                 self._take_lock(self._resumes, team)
                 if self.place.keeps:
                     prepare_folder(self.folder.path)
+                    self._set_aside(start)
+                    write_settings(self.folder, run)
 
     def _take_lock(self, resumes: bool, team: str = "") -> None:
         self._lock = FolderLock(self.folder.path, self.note, team)
@@ -366,7 +391,9 @@ def _choose_start(
     elif communicator.broadcast_from_root(is_named):
         return reach(path, communicator, note, room)
     start = find_newest_valid(path, communicator, note, room)
-    with communicator.agreed():
-        if start is None and resume != "auto":
-            raise DataError(f"--resume {resume} has no checkpoint.")
+    # All ranks have searched the same list.
+    if start is None and resume != "auto":
+        error = DataError(f"--resume {resume} has no checkpoint.")
+        error.everywhere = True
+        raise error
     return start

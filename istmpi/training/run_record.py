@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from istmpi.checkpoint.folder import BEST, FOLDER, NETWORK, list_checkpoints
+from istmpi.checkpoint.folder import BEST, FOLDER, NETWORK
 from istmpi.checkpoint.parts import Copy
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
@@ -21,6 +21,7 @@ from istmpi.comm.hang_watch import print_line
 from istmpi.comm.ledger import RESENT_BYTES, Sent, add_up, estimate_line_bytes
 from istmpi.comm.members import find_members, has_a_rank_each
 from istmpi.comm.resends import add_up_hosts
+from istmpi.config import Run
 from istmpi.errors import (
     DataError,
     DivergedError,
@@ -36,6 +37,11 @@ from istmpi.training.energy import Energy, HostJoules, Meter, choose_energy
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress, record_elsewhere
 from istmpi.training.watch import BestNetwork, Summary, Watch
+
+
+def write_settings(folder: RunFolder, run: Run) -> None:
+    """Write the settings with which ``run`` is trained in ``folder``. Raises OutputError."""
+    folder.write(SETTINGS, run.override({"output.folder": str(folder.path)}).toml())
 
 
 class RunRecord:
@@ -74,6 +80,7 @@ class RunRecord:
     def begin(
         self,
         start: Copy | None,
+        inside: Path | None,
         notes: Sequence[str],
         recalled: Sequence[Mapping[str, Any]],
         at_the_end: ExitStack,
@@ -81,7 +88,8 @@ class RunRecord:
         """Write settings, and metrics up to ``start``, a checkpoint to resume; report the run's
         start. Collective.
 
-        ``recalled``: the metrics of the run that ``start`` is from, with which a new folder begins.
+        ``inside``: the path of ``start`` in the folder; None if it is elsewhere. ``recalled``: the
+        metrics of the run that ``start`` is from, with which a new folder begins.
         """
         training = self._training
         folder = self._folder
@@ -90,13 +98,11 @@ class RunRecord:
             training.run.checkpoint,
             self._communicator,
             warn=self._warn,
-            start=self._find_inside(start),
+            start=inside,
             communicators_are_made=training.makes_communicators,
             place=self._place,
         )
         at_the_end.callback(self._saver.close)
-        if self._place.unseen:
-            self._write_settings_elsewhere()
         if self._first:
             self._begin_files(recalled)
             at_the_end.push(partial(_close, self._watch))
@@ -111,35 +117,11 @@ class RunRecord:
             self._saver.save(*training.state())
             self._saver.wait()
 
-    def _write_settings_elsewhere(self) -> None:
-        """Write the settings on each other host, whose rank may be rank 0 in the next job."""
-        with self._communicator.agreed():
-            if self._place.keeps and not self._first:
-                self._write_settings()
-
-    def _write_settings(self) -> None:
-        folder = self._folder
-        run = self._training.run.override({"output.folder": str(folder.path)})
-        folder.write(SETTINGS, run.toml())
-
     def _begin_files(self, recalled: Sequence[Mapping[str, Any]]) -> None:
         folder = self._folder
-        self._write_settings()
+        write_settings(folder, self._training.run)
         folder.keep_metrics(self._training.rounds_done)
         folder.begin_metrics(recalled)
-
-    def _find_inside(self, start: Copy | None) -> Path | None:
-        """Return the path in the folder of the checkpoint ``start``; None if it is elsewhere."""
-        if start is None:
-            return None
-        inside = None
-        # Another host may have it.
-        if self._first and start.path.exists():
-            for path in list_checkpoints(self._folder.path):
-                if path.samefile(start.path):
-                    inside = path
-                    break
-        return self._communicator.broadcast_from_root(inside)
 
     def note(self, message: str) -> None:
         if self._first:

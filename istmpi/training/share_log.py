@@ -4,9 +4,11 @@ measured times."""
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from istmpi.comm import Communicator
+from istmpi.comm.root import ask_root
 from istmpi.engine.axes import narrow
 from istmpi.engine.shares import AUTO, LEAD, Shares, equal, name_share
 from istmpi.errors import ConfigError
@@ -26,11 +28,8 @@ def choose_shares(setting: str | Sequence[float] | None, communicator: Communica
         return Shares(ranks, setting)
     if setting == AUTO:
         return Shares(ranks, follows=True)
-    with communicator.agreed():
-        log = None
-        if communicator.rank == 0:
-            log = _read(Path(setting), ranks)
-    return Shares(ranks, log=communicator.broadcast_from_root(log))
+    log = ask_root(communicator, partial(_read, Path(setting), ranks))
+    return Shares(ranks, log=log)
 
 
 def adapt_shares(shares: Shares, method: Method, round: int, last: LastRound) -> LastRound:

@@ -1,5 +1,6 @@
 """Hosts that share no folder: each rank has a disk of its own at the place of the folder."""
 
+import json
 import os
 import re
 import shutil
@@ -93,7 +94,8 @@ def test_hosts_keep_their_parts_end_as_on_one_disk_and_refuse_what_cannot_be(dis
     assert done.returncode == 0, done
     assert done.stdout.count("does not see") == 1 and "each rank writes its part" in done.stdout, done
     assert said["shared"].returncode == 0 and "does not see" not in said["shared"].stdout, said["shared"]
-    assert weights(then[0]) == weights(shared)
+    sent = json.loads((then[0] / "summary.json").read_text())["sent"]
+    assert weights(then[0]) == weights(shared) and sent["start"]["calls"] == 12
     for host, run in enumerate(then):
         assert [path.name for path in (run / "checkpoints").rglob("*.h5")] == [f"rank-{host}.h5"], "of round 2 alone"
     assert sorted(path.name for path in then[1].iterdir()) == ["checkpoints", "run.toml"]

@@ -1,11 +1,13 @@
 """How many collective calls wait for each other: on a link with a long delay, each of them costs a round trip."""
 
+import inspect
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from small import small_run, trained
+from networks import Steps
+from small import on_root, own_run, small_run, trained
 
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import find_members, on_this_host
@@ -20,12 +22,6 @@ def count_calls(comm, work):
     before = sum(comm.whereabouts.arrivals.values())
     work()
     return sum(comm.whereabouts.arrivals.values()) - before
-
-
-def test_a_start(comm):
-    """Settings with data, the network, and device with weights are agreed on, and facts of all ranks are exchanged;
-    the ranks of a host divide its cores."""
-    assert count_calls(comm, lambda: Training(small_run(), comm)) == 5
 
 
 @pytest.mark.parametrize("fact", ["host", "boot"])
@@ -70,12 +66,10 @@ def test_a_whole_network_begins_without_messages(comm, method):
 
 def test_small_parameters_are_gathered_together(comm):
     """A message has all of one dtype, and each whole parameter is that of a message of its own."""
-    training, _ = trained(comm)
-    store = training.store
+    store = trained(comm)[0].store
     gathered = {}
     assert count_calls(comm, lambda: gathered.update(store.gather(store.parameters, comm))) == 1
-    for name, values in gathered.items():
-        assert torch.equal(values, store.whole(name, comm))
+    assert all(torch.equal(values, store.whole(name, comm)) for name, values in gathered.items())
 
 
 def test_what_is_sent_is_counted_for_its_purpose(comm):
@@ -90,8 +84,7 @@ def test_what_is_sent_is_counted_for_its_purpose(comm):
         gathered = dict(store.gather(store.parameters, comm))
     more = {purpose: sent.bytes - before[purpose].bytes for purpose, sent in counted.items()}
     assert [purpose for purpose, nbytes in more.items() if nbytes] == [EVALUATION] * (comm.size > 1)
-    whole = sum(values.nbytes for values in gathered.values())
-    assert sum(comm.allgather(more[EVALUATION])) == whole * (comm.size - 1)
+    assert sum(comm.allgather(more[EVALUATION])) == sum(part.nbytes for part in gathered.values()) * (comm.size - 1)
 
 
 def test_a_checkpoint(comm, shared_tmp):
@@ -113,13 +106,23 @@ def test_the_state_of_an_evaluated_network(comm, method):
     assert count_calls(comm, lambda: training.collect_state(calibrated=True)) == 0 or comm.size == 1
 
 
-def test_a_whole_run(comm, shared_tmp):
-    """A start takes ten calls: eight, one of them on each host, and the creation of two communicators: of a host's
-    ranks, and for checkpoints. The network's file takes four calls after an evaluation."""
-    run_training(small_run(output__folder=str(shared_tmp / "run"), method__name="ist"), comm)
-    calls = {purpose: sent.calls for purpose, sent in comm.ledger.sent.items()}
-    if comm.size > 1:
-        assert (calls[START], calls[SAVING]) == (10, 4)
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("start, calls", {"new": 10, "own": 12, "known": 12, "resumed": 14, "longer": 14}.items())
+def test_a_whole_run(comm, shared_tmp, monkeypatch, start, calls):
+    """A network of one's own takes two calls more; a resume four: what folders have, a valid file, its values, and the
+    record. The network's file takes four calls after an evaluation."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_tmp / "cache"))
+    name = {"model__name": f"{inspect.getfile(Steps)}:Steps"} if start in ("own", "known") else {}
+    again = start in ("resumed", "longer")
+    run = (own_run if name else small_run)(output__folder=str(shared_tmp / "run"), checkpoint__every=2 * again, **name)
+    if again or start == "known":
+        run_training(run.override({"output.folder": str(shared_tmp / "before")} if name else {}), comm)
+        if start == "resumed":
+            on_root(comm, (shared_tmp / "run/network.h5").unlink)
+        comm.members = None  # as in another job
+        comm.ledger.begin_anew()
+    run_training(run.override({"train.rounds": 6 if start == "longer" else 4}), comm, resume="auto" * again)
+    assert comm.ledger.sent[START].calls == calls and (again or comm.ledger.sent[SAVING].calls == 4)
 
 
 @pytest.mark.parametrize("examples, most", [(40, 9), (2**15, 41)])
@@ -129,12 +132,7 @@ def test_a_temperature_is_that_of_one_halving_at_a_time(examples, most):
     logits = 4 * torch.randn(examples, 10, generator=generator, dtype=torch.float64)
     labels = torch.multinomial(torch.softmax(logits / 2, dim=1), 1, generator=generator).view(-1)
     calls = []
-
-    def add_up(values):
-        calls.append(len(values))
-        return values
-
-    fitted = fit_temperature(logits, labels, add_up)
+    fitted = fit_temperature(logits, labels, lambda values: calls.append(len(values)) or values)
     assert len(calls) == most and 1 < fitted < 4
     targets = torch.full_like(logits, 1 / (examples + 2) / 10)
     targets[torch.arange(examples), labels] += 1 - 1 / (examples + 2)
@@ -152,8 +150,7 @@ def test_a_round(comm, method, calls):
     pull and a push. Only the first round, and one after an evaluation, begin with a wait of all ranks."""
     training = Training(small_run(method__name=method, train__rounds=6), comm)
     rounds = iter(training.rounds())
-    next(rounds)
-    next(rounds)
+    assert next(rounds).round + next(rounds).round == 3
     counted = count_calls(comm, lambda: next(rounds))
     assert counted == calls or comm.size == 1
     training.evaluate()
