@@ -141,12 +141,15 @@ class Work:
 
     sent: Number
     """Bytes of all ranks."""
+    on_line: Number
+    """Bytes on the busiest rank's line, in one direction."""
     flops: Number
     """FLOPs of the busiest rank."""
 
-    def price(self, ranks: int) -> Number:
-        """Return the time of FLOPs and bytes, in FLOPs."""
-        return self.flops + FLOPS_A_BYTE * Fraction(self.sent, ranks)
+    @property
+    def price(self) -> Number:
+        """The time of FLOPs and bytes, in FLOPs."""
+        return self.flops + FLOPS_A_BYTE * self.on_line
 
 
 def choose_interval(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
@@ -165,9 +168,8 @@ def choose_interval(run: Run, architecture: Architecture, data: Dataset, ranks: 
     affordable: Number = MOST
     if evaluation.sent:
         affordable = min(affordable, allowed * training.sent / evaluation.sent)
-    price = evaluation.price(ranks)
-    if price:
-        affordable = min(affordable, allowed * training.price(ranks) / price)
+    if evaluation.price:
+        affordable = min(affordable, allowed * training.price / evaluation.price)
     count = max(int(affordable), 1)
     if count == MOST:
         return run.evaluate.rounds_between(rounds)
@@ -261,10 +263,16 @@ def _count_work(
         flops += rounds * cost.local_steps * step
         flush = max(flush, cost.flush_bytes)
         before += rounds
+    # Ranks send about alike to each other, but what rank 0 alone evaluates fills its line.
+    on_line: Number = Fraction(plan.sent + flush, ranks)
+    if plan.on_one:
+        on_line = plan.sent + Fraction(flush, ranks)
     evaluation = Work(
-        sent=plan.sent + flush, flops=count_evaluation_flops(run, architecture, data, ranks, plan)
+        sent=plan.sent + flush,
+        on_line=on_line,
+        flops=count_evaluation_flops(run, architecture, data, ranks, plan),
     )
-    return Work(sent=sent, flops=flops), evaluation
+    return Work(sent=sent, on_line=Fraction(sent, ranks), flops=flops), evaluation
 
 
 def count_evaluation_flops(

@@ -11,7 +11,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from istmpi.comm.ledger import ROUNDS
 from istmpi.config import Run, Train
 from istmpi.errors import DataError, UserError, kind_of
 from istmpi.files import appearing
@@ -27,7 +26,8 @@ from istmpi.record import (
     list_own_scores,
     read_further,
 )
-from istmpi.report.styles import OUTSIDE, PHASES
+from istmpi.report.job_figures import TITLES, find_sent_outside
+from istmpi.report.styles import PHASES
 
 FILE = "curve.json"
 FORMAT = "istmpi curve"
@@ -73,8 +73,8 @@ class Curve:
     further: Mapping[str, float] = field(default_factory=dict)
     """The last further scores on the test split by their names, such as macro-F1."""
     sent_outside: Mapping[str, float] = field(default_factory=dict)
-    """The bytes that all ranks sent outside rounds in the last job, by purpose; `line_bytes`: about
-    all bytes of that job between hosts; `resent_bytes`: what TCP sent again."""
+    """Figures of what all ranks sent in the last job, by the names of `job_figures.TITLES`:
+    bytes by purpose, about all bytes between hosts, and collective calls."""
     joules: Mapping[str, float] = field(default_factory=dict)
     """The energy of the last job, by its source; empty if it is unknown."""
 
@@ -99,7 +99,7 @@ class Curve:
     def job_figures(self) -> dict[tuple[str, str], float]:
         """The figures of the last job by their titles and units; 0 for what it did not send."""
         sent = self.sent_outside
-        figures = {(title, "B"): sent.get(purpose, 0.0) for purpose, title in OUTSIDE.items()}
+        figures = {titled: sent.get(name, 0.0) for name, titled in TITLES.items()}
         return figures | {(f"energy ({by})", "J"): joules for by, joules in self.joules.items()}
 
     def save(self, path: Path) -> None:
@@ -210,7 +210,7 @@ def _read_folder(folder: Path) -> Curve:
         test=_find_test_score(lines, key),
         jobs=_divide_into_jobs(counted),
         further=_find_further(lines, summary),
-        sent_outside=_find_sent_outside(summary),
+        sent_outside=find_sent_outside(summary),
         joules=_find_joules(summary),
     )
 
@@ -249,19 +249,6 @@ def _find_further(lines: Sequence[Fields], summary: Fields | None) -> dict[str, 
         if key in last:
             further[name] = last.score(key)
     return further
-
-
-def _find_sent_outside(summary: Fields | None) -> dict[str, float]:
-    """Return the bytes of evaluations, saving and loading; empty if a file does not tell."""
-    if summary is None or "sent" not in summary:
-        return {}
-    sent = summary.inner("sent")
-    purposes = [purpose for purpose in sent if purpose != ROUNDS]
-    outside = {purpose: sent.inner(purpose).figure("bytes", 0) for purpose in purposes}
-    for name in ("line_bytes", "resent_bytes"):
-        if name in summary:
-            outside[name] = summary.figure(name, 0)
-    return outside
 
 
 def _find_joules(summary: Fields | None) -> dict[str, float]:

@@ -246,7 +246,10 @@ def _add_job_figures(rows: _Ends) -> None:
             spreads.append(Spread(tuple(figure for figure in figures if figure)))
         if any(spread.values for spread in spreads):
             name, unit = title
-            rows.add(name, spreads, partial(size, unit=unit))
+            describe: Callable[[float], str] = partial(size, unit=unit)
+            if not unit:
+                describe = "{:,.0f}".format
+            rows.add(name, spreads, describe)
 
 
 def _add_further(rows: _Ends) -> None:

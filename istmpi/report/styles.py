@@ -73,14 +73,6 @@ UNKNOWN_MARKERS = ("2", "3", "4", "|", "_")
 LINES = ("-", "--", "-.", ":")
 """The line styles that distinguish a method's groups."""
 
-OUTSIDE = {
-    "evaluation": "sent in evaluations",
-    "saving": "sent to save",
-    "start": "sent to load",
-    "line_bytes": "sent on the line, about",
-    "resent_bytes": "sent again by TCP, about",
-}
-"""The titles of rows of bytes outside rounds, by purpose, and of all bytes on the line."""
 PHASES = {
     "deal": "#999933",
     "pull": "#88ccee",

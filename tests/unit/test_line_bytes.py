@@ -88,4 +88,5 @@ def test_a_job_tells_its_bytes_and_its_energy_at_its_end_in_its_summary_and_its_
         code, out, _ = istmpi_command("report", folder)
         assert code == 0 and "energy (train.watts)" in out
         assert ("sent on the line, about" in out) == (hosts == 3) and ("sent again" in out) == (hosts > 1)
+        assert (f"waits to save {summary['sent']['saving']['calls']}" in " ".join(out.split())) == (hosts == 3)
         words = [folder]
