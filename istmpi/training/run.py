@@ -238,13 +238,13 @@ class _FolderKeeper:
         self._lock: FolderLock | None = None
         self._resumes = bool(resume)
         # Rank 0 chooses, because a folder may look free to some ranks only.
-        with communicator.agreed() as agreement:
-            if communicator.rank == 0:
-                self.folder = RunFolder.choose(run.output.folder, run.name, resume)
-                agreement.value = self.folder
-                if self.folder.path.exists():
-                    self._take_lock(self._resumes)
-        self.folder = agreement.by_rank[0]
+        self.folder = ask_root(communicator, partial(self._choose, run, resume))
+
+    def _choose(self, run: Run, resume: str) -> RunFolder:
+        self.folder = RunFolder.choose(run.output.folder, run.name, resume)
+        if self.folder.path.exists():
+            self._take_lock(self._resumes)
+        return self.folder
 
     def holds_summary(self, counts: Counts) -> bool:
         """Return True if the folder has the summary of a run that ended with these counts."""
