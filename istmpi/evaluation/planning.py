@@ -229,11 +229,13 @@ def scores_together(
     """Return True if an evaluation that chooses the form passes the scored examples through both
     forms at once, beside the sample (decision 56): then one message has the sums of both."""
     scored = count_scored(run, data, len(data.test))
+    task = choose_task(data.scoring, run.train.multi_label_loss)
     return (
         choose_form(run) == "best"
         and plan.on_one
         and knows_outputs(run, architecture, data, plan)
-        and not issubclass(choose_task(data.scoring, run.train.multi_label_loss), OwnTask)
+        # Other tasks have sums of their own.
+        and not issubclass(task, OwnTask | MultiLabel)
         and data.labels_on is None
         and not data.columns
         and run.train.group_size <= 1

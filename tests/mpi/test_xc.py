@@ -68,8 +68,8 @@ def test_touching_few_rows_changes_no_method(comm, rows, method):
 
 
 def naive_scores(training, weights):
-    split, share = training.dataset.test, 1 / training.communicator.size
-    x, y = dense(split, np.arange(len(split)))
+    share = 1 / training.communicator.size
+    x, y = dense(training.dataset.test, np.arange(len(training.dataset.test)))
     weights = {name: torch.from_numpy(values) for name, values in weights.items() if "/" not in name}
     outputs = xc_oracle.logits(weights, torch.from_numpy(x), dict.fromkeys(WIDTHS, share), False)
     counts, rows = training.dataset.train.count_labels(LABELS), len(training.dataset.train)
@@ -87,10 +87,11 @@ def naive_scores(training, weights):
 @pytest.mark.parametrize("loss", ["softmax", "binary"])
 @pytest.mark.parametrize("sharded", [True, False])
 def test_scores_are_those_of_all_logits_wherever_the_weights_lie(comm, rows, loss, sharded):
-    run = own_run(**settings(rows, train__multi_label_loss=loss, train__rounds=4, train__batch=8))
+    few = {"train__rounds": 4, "train__batch": 8, "evaluate__form": "best"}
+    run = own_run(**settings(rows, train__multi_label_loss=loss, **few))
     training = Training(run, comm)
     list(training.rounds())
-    training.method.publish()
+    chosen = training.evaluate()
     expected = naive_scores(training, whole(training))
     network = training.architecture
     everything = {name for names in network.leaves.values() for name in names} if sharded else ()
@@ -102,7 +103,7 @@ def test_scores_are_those_of_all_logits_wherever_the_weights_lie(comm, rows, los
         assert (of.network.labels is not None) == sharded
         score = of.score()
         assert {"loss": score.loss, "P@1": score.score, **score.more} == pytest.approx(expected, abs=1e-9)
-        assert score.examples == len(training.dataset.test)
+        assert score.examples == len(training.dataset.test) and score.more.keys() == chosen.more.keys()
 
 
 @pytest.mark.ranks(min=2)
@@ -110,8 +111,7 @@ def test_no_logits_travel(comm, rows):
     """What an evaluation sends is what was planned: of the last layer some numbers an example, whatever the labels."""
     training = Training(own_run(**settings(rows)), comm)
     network, evaluation = training.architecture, training.evaluator
-    passes = [0, len(training.dataset.test)]  # nothing to calibrate
-    scarce = evaluation_plan(network, comm.size, 0, passes, spread=True)
+    scarce = evaluation_plan(network, comm.size, 0, [0, len(training.dataset.test)], spread=True)  # calibrates nothing
     assert {"output.weight", "bag.weight"} <= scarce.sharded
     spread = FullNetwork(network, training.store, comm, scarce.sharded, spread=True)
     for plan, of in ((evaluation.plan, evaluation.network), (scarce, spread)):
