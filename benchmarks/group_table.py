@@ -51,10 +51,9 @@ PROGRAM = """
 def run():
     kept = data
     if "{method}" == "fedavg":
-        # Both ranks have as many examples, whose number an epoch needs.
         kept = torch.utils.data.Subset(data, range(90))
         del settings["local_steps"]
-        settings.update(examples=45, batch=9)
+        settings.update(examples=45, batch=9)  # both ranks have as many, which an epoch needs
     job = istmpi.Distributed(Net, {{}}, example=x[:9], **settings | dict(method="{method}"), optimizer=make)
     for round in job.rounds({rounds}, folder="{folder}", resume="auto"):
         for a, b in round.take(DataLoader(kept, batch_size=9, shuffle=True)):
@@ -238,13 +237,14 @@ def compare(cells: Sequence[Cell]) -> None:
             cell.found["resume"] = f"FAILS: {codes} {said}"
             continue
         disturbed, whole, ranks = (cell.folder / place for place in ("disturbed", "whole", "ranks"))
-        alike = "equal bits" if measure(disturbed, whole) == 0 else f"FAILS: {measure(disturbed, whole):.1g}"
+        apart = measure(disturbed, whole)
+        alike = "equal bits" if apart == 0 else f"FAILS: {apart:.1g}"
         cell.found = {"train": f"{measure(whole, ranks):.0e}", "resume": alike, "kill": alike} | cell.found
         scores = last_scores(disturbed)
         differences = [abs(value - last_scores(ranks)[name]) for name, value in scores.items()]
         if cell.kind != LOOP:
             evaluated = json.loads(series.printed(3 * number + 2))["score"]
-            differences += [abs(evaluated[name] - scores[f"test_{name}"]) for name in ("loss",)]
+            differences.append(abs(evaluated["loss"] - scores["test_loss"]))
         cell.found["evaluate"] = f"{max(differences):.0e}"
 
 

@@ -6,6 +6,7 @@ predicted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from istmpi.cluster.figures import Cluster
@@ -124,11 +125,8 @@ def _predict_subnets(
     if choose_form(run) == "best":
         passes += [len(part) for part in divide(run, data, sampled)]
     sizes = [count_output_bytes(architecture, examples) for examples in passes]
-    seconds = sum(_mean_seconds(nbytes, last.ranks, cluster) for nbytes in sizes)
-    if scores_together(run, architecture, data, last.ranks, plan):
-        # Their messages travel at the same time.
-        waits = [count_waits(nbytes, last.ranks) for nbytes in sizes]
-        seconds -= (sum(waits) - max(waits)) * cluster.links[ALLREDUCE].latency
+    travel_together = scores_together(run, architecture, data, last.ranks, plan)
+    seconds = _time_means(sizes, travel_together, last.ranks, cluster)
     if architecture.batch_norms:
         passes.append(sampled)
     flops = sum(passes) * forward_flops(architecture, 1) / last.ranks
@@ -136,11 +134,16 @@ def _predict_subnets(
     return seconds + len(passes) * len(architecture.operators) * cluster.product_seconds
 
 
-def _mean_seconds(nbytes: int, ranks: int, cluster: Cluster) -> float:
-    """Return the seconds of a mean over ranks of so many bytes."""
+def _time_means(sizes: Sequence[int], together: bool, ranks: int, cluster: Cluster) -> float:
+    """Return the seconds of means over ranks of so many bytes each, one after the other or
+    ``together``."""
     link = cluster.links[ALLREDUCE]
-    moved = 2 * (ranks - 1) / ranks * nbytes
-    return count_waits(nbytes, ranks) * link.latency + moved * link.seconds_per_byte
+    waits = [count_waits(nbytes, ranks) for nbytes in sizes]
+    count = sum(waits)
+    if together:
+        count = max(waits)
+    moved = 2 * (ranks - 1) / ranks * sum(sizes)
+    return count * link.latency + moved * link.seconds_per_byte
 
 
 def _predict_evaluation(

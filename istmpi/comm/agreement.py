@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from istmpi.errors import IstmpiError, UserError
+from istmpi.foreign import past_a_limit
 
 
 class Told(NamedTuple):
@@ -12,6 +13,14 @@ class Told(NamedTuple):
 
     error: IstmpiError | None
     value: Any
+
+
+def find_shared_error(raised: Exception) -> IstmpiError | None:
+    """Return the error to tell all ranks for one that work has ``raised``; None if it ends the
+    job."""
+    if isinstance(raised, IstmpiError):
+        return raised
+    return past_a_limit(raised)
 
 
 @dataclass

@@ -168,8 +168,7 @@ def average_together(tensors: Sequence[torch.Tensor], communicator: Communicator
         for part in ring.segments(flat.numel(), flat.element_size(), communicator.size):
             moving.put(Segment(flat[part], None, 0, count % _TAGS, communicator))
             count += 1
-    moving.calls = CALLS * -(-count // ring.SEGMENTS_AT_ONCE)
-    moving.finish()
+    moving.finish(calls=CALLS * -(-count // ring.SEGMENTS_AT_ONCE))
 
 
 class EncodedMean:
@@ -198,8 +197,6 @@ class _Moving:
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
-        self.calls = 0
-        """The calls that count; 0 for those of one segment after the other."""
         self._waiting: list[Segment] = []
         self._under_way: list[Segment] = []
         self._requests: list = []
@@ -221,7 +218,8 @@ class _Moving:
             self._in_background = True
             self._runner.put(self._move_until_called_back)
 
-    def finish(self) -> None:
+    def finish(self, calls: int | None = None) -> None:
+        """Move what is left. ``calls``: those that count; by default those of each segment."""
         # The caller waits from now on, so it goes on itself, without a second thread.
         self._called_back.set()
         self._runner.finish()
@@ -230,7 +228,7 @@ class _Moving:
             while self.busy:
                 backoff.wait_unless(self._advance())
         if self._communicator.size > 1:
-            self._communicator.count_sent(self._bytes_sent, self.calls or self._calls)
+            self._communicator.count_sent(self._bytes_sent, calls or self._calls)
 
     def _move_until_called_back(self) -> None:
         backoff = Backoff()

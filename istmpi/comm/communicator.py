@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from istmpi.comm import mpi, objects
-from istmpi.comm.agreement import Agreement, Told
+from istmpi.comm.agreement import Agreement, Told, find_shared_error
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.exchange import Staged, exchange_in_pieces
 from istmpi.comm.ledger import Ledger, Traffic
 from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError
-from istmpi.foreign import past_a_limit
 
 if TYPE_CHECKING:
     from istmpi.comm.hang_report import Member
@@ -275,10 +274,8 @@ class Communicator:
         agreement = Agreement()
         try:
             yield agreement
-        except IstmpiError as raised:
-            error = raised
         except Exception as raised:
-            error = past_a_limit(raised)
+            error = find_shared_error(raised)
             if error is None:
                 raise
         agreement.settle(self.gather_told(Told(error, agreement.value)), self.rank)

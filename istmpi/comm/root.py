@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from istmpi.comm.agreement import Agreement, Told
+from istmpi.comm.agreement import Agreement, Told, find_shared_error
 from istmpi.comm.communicator import Communicator
-from istmpi.errors import IstmpiError
-from istmpi.foreign import past_a_limit
 
 T = TypeVar("T")
 
@@ -30,10 +28,8 @@ def ask_root(communicator: Communicator, work: Callable[[], T]) -> T:
 def _do(work: Callable[[], T]) -> Told:
     try:
         return Told(None, work())
-    except IstmpiError as raised:
-        return Told(raised, None)
     except Exception as raised:
-        error = past_a_limit(raised)
+        error = find_shared_error(raised)
         if error is None:
             raise
         return Told(error, None)

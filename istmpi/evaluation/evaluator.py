@@ -13,9 +13,7 @@ from istmpi.evaluation.likelihood import choose_network
 from istmpi.evaluation.logits import Logits
 from istmpi.evaluation.measuring import Measuring
 from istmpi.evaluation.planning import may_keep_logits, scores_together
-from istmpi.evaluation.sample import (
-    choose_fitted_rows,
-)
+from istmpi.evaluation.sample import choose_fitted_rows
 from istmpi.evaluation.score import Score
 
 Then = tuple[str, bool] | None
@@ -93,8 +91,7 @@ class Evaluator(Measuring):
         The full network stays loaded and calibrated if it wins, for its weights take most bytes.
         """
         ranks = self._communicator.size
-        where = (self._run, self._architecture, self._dataset, ranks, self.plan)
-        if then and scores_together(*where):
+        if then and scores_together(self._run, self._architecture, self._dataset, ranks, self.plan):
             return self._choose_and_score(subnets, *then)
         blocks = self._score_of_form(subnets)
         subnets.release()

@@ -25,10 +25,7 @@ from istmpi.evaluation.logits import Logits
 from istmpi.evaluation.own import OwnSums
 from istmpi.evaluation.passing import Passing
 from istmpi.evaluation.planning import plan_evaluation
-from istmpi.evaluation.sample import (
-    count_sampled,
-    draw_calibration_rows,
-)
+from istmpi.evaluation.sample import count_sampled, draw_calibration_rows
 from istmpi.evaluation.score import PointTotals, RankingTotals, Score, Totals
 from istmpi.multilabel import Ranking
 from istmpi.network.architecture import Architecture

@@ -57,7 +57,7 @@ class LocalTraining(ABC):
         """The settings of the phase's method."""
         self.spec = METHODS[self.settings.name]
         self.seed = job.run.train.seed
-        self.dtype: torch.dtype = getattr(torch, job.run.model.dtype)
+        self.dtype = job.architecture.dtype
         """The type of the network's values."""
         self.subnet = Subnet(
             job,

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from istmpi.network.table import Table
     from istmpi.network.user import UserNetwork
+
+T = TypeVar("T")
 
 EXAMPLES = 16
 """The most training examples on which a network is tried before training."""
@@ -123,8 +126,9 @@ def _complete_inspected(
 
     def find() -> tuple[Mapping[str, Any], np.ndarray | None]:
         nonlocal own_trial
-        tree, own_trial = _find_table(run, data, code)
-        return tree, own_trial.sample
+        tree, trial = _find_table(code, partial(_try, run, data, code))
+        own_trial = trial
+        return tree, trial.sample
 
     tree, expected = ask_root(communicator, find)
     with communicator.agreed() as agreement:
@@ -136,21 +140,24 @@ def _complete_inspected(
     return trial.network
 
 
-def _find_table(run: Run, data: Dataset, code: UserNetwork) -> tuple[Mapping[str, Any], _Trial]:
-    """Return the remembered table of a network as a tree, or inspect the network; and its
-    trial."""
-    from istmpi.inspection.large import inspect_any
+def _find_table(
+    code: UserNetwork, use: Callable[[Mapping[str, Any]], T]
+) -> tuple[Mapping[str, Any], T]:
+    """Return the remembered table of a network as a tree, or that of an inspection; and what
+    ``use`` makes of it, which raises ConfigError if the table does not fit."""
     from istmpi.training.proof_cache import recall, remember
 
     tree = recall(code)
     if tree is not None:
         # A remembered table may be out of date although the source is the same.
         with suppress(ConfigError):
-            return tree, _try(run, data, code, tree)
+            return tree, use(tree)
+    from istmpi.inspection.large import inspect_any
+
     tree = inspect_any(code).tree()
-    trial = _try(run, data, code, tree)
+    used = use(tree)
     remember(code, tree)
-    return tree, trial
+    return tree, used
 
 
 def _require_same_source(run: Run, sources: Sequence[str]) -> None:
@@ -269,17 +276,11 @@ def plan_network(run: Run, data: Dataset) -> Architecture:
     table = _write_table(run, code, data)
     if table is not None:
         return _make_network(run, table, code, data)
-    from istmpi.inspection.large import inspect_any
-    from istmpi.training.proof_cache import recall, remember
 
-    tree = recall(code)
-    if tree is not None:
-        # As in training, a remembered table may be out of date.
-        with suppress(ConfigError):
-            return _make_network(run, Table.from_tree(tree), code, data)
-    table = inspect_any(code)
-    network = _make_network(run, table, code, data)
-    remember(code, table.tree())
+    def make(tree: Mapping[str, Any]) -> Architecture:
+        return _make_network(run, Table.from_tree(tree), code, data)
+
+    _, network = _find_table(code, make)
     return network
 
 
