@@ -60,7 +60,7 @@ def network_of(run: Run, data: Dataset) -> nn.Sequential:
 @torch.no_grad()
 def score(network: nn.Sequential, run: Run, data: Dataset) -> tuple[float, float]:
     """Accuracy and loss on the test split, every normalisation with its moments on the calibration examples."""
-    rows = draw_calibration_rows(run, len(data.train), run.evaluate.calibration_examples or SAMPLED)
+    rows = draw_calibration_rows(run.train.seed, len(data.train), run.evaluate.calibration_examples or SAMPLED)
     (known,) = data.train.batch(rows).inputs
     test = data.test.batch(range(len(data.test)))
     (x,), y = test.inputs, test.targets

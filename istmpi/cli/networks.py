@@ -57,7 +57,7 @@ class Described:
         costs = phase_costs(run, self.architecture, ranks, self.examples, self.smaller)
         # Called for its errors alone.
         Best.from_run(run, self.data)
-        examples = count_examples(run, self.data, ranks)
+        examples = count_examples(run.data, run.train.seed, self.data, ranks)
         # Ranks with equal parts are alike, so the first of each kind is checked.
         first_ranks: set[int] = set()
         for cost, _ in costs:

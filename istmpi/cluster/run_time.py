@@ -121,9 +121,11 @@ def _predict_subnets(
     """Return the seconds that subnets side by side add to an evaluation: their passes over the
     scored examples, and over the sample if its scores choose the form."""
     sampled = count_sampled(run, architecture, data, last.ranks)
-    passes = [len(part) for part in divide(run, data, count_scored(run, data, len(data.test)))]
+    batch = run.evaluate.batch
+    scored = count_scored(run.evaluate, data, len(data.test))
+    passes = [len(part) for part in divide(batch, data, scored)]
     if choose_form(run) == "best":
-        passes += [len(part) for part in divide(run, data, sampled)]
+        passes += [len(part) for part in divide(batch, data, sampled)]
     sizes = [count_output_bytes(architecture, examples) for examples in passes]
     travel_together = scores_together(run, architecture, data, last.ranks, plan)
     seconds = _time_means(sizes, travel_together, last.ranks, cluster)

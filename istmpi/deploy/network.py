@@ -76,7 +76,7 @@ class CalibratedNetwork:
         else:
             data = resize_images(open_fitting_data(checkpoint, calibrate_on), header.side)
             sampled = count_sampled(header.run, checkpoint.architecture, data, header.ranks)
-            rows = draw_calibration_rows(header.run, len(data.train), sampled)
+            rows = draw_calibration_rows(header.run.train.seed, len(data.train), sampled)
             batch = data.reshape(architecture.example_shape).train.batch(rows)
             calibrate(self.module, norms, batch.to("cpu", architecture.dtype).inputs)
         moments_by_name = {}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from istmpi.config import Run
+from istmpi.config.sections import Evaluate, Train
 from istmpi.data.dataset import Dataset
 from istmpi.engine.replica_group import ReplicaGroup
 from istmpi.evaluation.full import FullNetwork, Moments
@@ -149,7 +149,8 @@ class MemberScores:
 
     def __init__(
         self,
-        run: Run,
+        train: Train,
+        evaluate: Evaluate,
         architecture: Architecture,
         dataset: Dataset,
         group: ReplicaGroup,
@@ -157,7 +158,7 @@ class MemberScores:
     ):
         self._dataset = dataset
         self._group = group
-        self._passing = Passing(run, architecture, dataset)
+        self._passing = Passing(train, evaluate, architecture, dataset)
         self._network = MemberNetwork(group, architecture, device)
 
     @property

@@ -60,7 +60,7 @@ class Measuring:
         self._architecture = architecture
         self._store = store
         self._local = run.data.placement == "local"
-        self._passing = Passing(run, architecture, dataset)
+        self._passing = Passing(run.train, run.evaluate, architecture, dataset)
         self._task = self._passing.task
         self.helpers = helpers
         self._graph = isinstance(dataset.train, GraphSplit)
@@ -239,7 +239,8 @@ class Measuring:
         self.network.calibrate(*batch.inputs)
 
     def _sample(self) -> np.ndarray:
+        seed = self._run.train.seed
         parts: dict[str, int] = {}
         if self._local:
             parts = {"share": self._communicator.size, "stream": self._communicator.rank}
-        return draw_calibration_rows(self._run, len(self._dataset.train), self.sampled, **parts)
+        return draw_calibration_rows(seed, len(self._dataset.train), self.sampled, **parts)

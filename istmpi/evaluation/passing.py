@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from istmpi.code import calling
-from istmpi.config import Run
+from istmpi.config.sections import Evaluate, Train
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.evaluation.further import Join, choose_further
@@ -33,17 +33,20 @@ Network = Callable[..., Any]
 
 
 class Passing:
-    """The passes of a run's network over the batches of a split."""
+    """The passes of a network over the batches of a split."""
 
-    def __init__(self, run: Run, architecture: Architecture, dataset: Dataset):
-        self._run = run
+    def __init__(
+        self, train: Train, evaluate: Evaluate, architecture: Architecture, dataset: Dataset
+    ):
+        self._train = train
+        self._evaluate = evaluate
         self._dataset = dataset
         self._architecture = architecture
-        self.task: type[Task] = choose_task(dataset.scoring, run.train.multi_label_loss)
+        self.task: type[Task] = choose_task(dataset.scoring, train.multi_label_loss)
 
     def choose_rows(self, split: Split) -> np.ndarray:
         """Return the rows of a split that are scored."""
-        return choose_scored(self._run, self._dataset, len(split))
+        return choose_scored(self._evaluate, self._dataset, len(split))
 
     def divide(
         self,
@@ -58,13 +61,13 @@ class Passing:
         ``place``: the number of its first batch, and the distance to the next one. ``processes``:
         those of the job, each of which may have a batch.
         """
-        parts = divide(self._run, self._dataset, len(rows), processes)
+        parts = divide(self._evaluate.batch, self._dataset, len(rows), processes)
         first, distance = place
         for part in islice(parts, first, None, distance):
             yield split.batch(rows[part]).to(device, self._architecture.dtype)
 
     def compute(self, network: Network, batch: Batch) -> Outputs:
-        name = self._run.model.name
+        name = self._architecture.name
         if issubclass(self.task, OwnTask) or is_own(name):
             with calling(f"{name}: forward"):
                 return network(*batch.inputs)
@@ -74,9 +77,9 @@ class Passing:
         """Return the sums of a task whose score is a mean over points. The arguments are those of
         `choose_further`."""
         task = self.task
-        loss = LossOfOutputs.from_settings(task.loss, self._run.train)
+        loss = LossOfOutputs.from_settings(task.loss, self._train)
         outputs = len(self._architecture.table.output_names)
-        further = choose_further(task, self._dataset, self._run.evaluate, join, details)
+        further = choose_further(task, self._dataset, self._evaluate, join, details)
         return PointTotals(task, self._dataset, outputs, loss, further)
 
     def add_up(

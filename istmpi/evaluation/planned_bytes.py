@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
+from istmpi.config.sections import Evaluate
 from istmpi.cost.evaluation import EvaluationPlan
 from istmpi.cost.one_round import flushed_bytes
 from istmpi.data.dataset import Dataset
@@ -25,7 +26,6 @@ from istmpi.evaluation.planning import (
 )
 from istmpi.evaluation.sample import count_sampled, count_scored
 from istmpi.network.architecture import Architecture
-from istmpi.tasks import choose_task
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def plan_evaluations(run: Run, architecture: Architecture, data: Dataset, ranks:
     flushed = _count_flushed(run, architecture, ranks, rounds)
     if flushed is None:
         return unknown
-    details = _count_details(run, data, ranks, plan)
+    details = _count_details(run.evaluate, data, ranks, plan)
     if form == "merged":
         sent = flushed + len(rounds) * plan.sent + details
         return replace(unknown, sent=sent, least=sent)
@@ -73,7 +73,9 @@ def plan_evaluations(run: Run, architecture: Architecture, data: Dataset, ranks:
     assert plan.sums is not None, "there are no sharded layers"
     if scores_together(run, architecture, data, ranks, plan):
         both = flushed + len(rounds) * _count_both(run, architecture, data, ranks, plan)
-        return _add_details(replace(unknown, sent=both, least=both), run, data, ranks, plan)
+        return _add_details(
+            replace(unknown, sent=both, least=both), run.evaluate, data, ranks, plan
+        )
     # The full network stays loaded if it wins.
     merged = len(rounds) * plan.sums + details
     both = flushed + len(rounds) * _count_choice(run, architecture, data, ranks, plan)
@@ -90,11 +92,11 @@ def _count_flushed(
 
 
 def _add_details(
-    planned: Planned, run: Run, data: Dataset, ranks: int, plan: EvaluationPlan
+    planned: Planned, evaluate: Evaluate, data: Dataset, ranks: int, plan: EvaluationPlan
 ) -> Planned:
     """Return evaluations whose last one has details, in which both forms are scored at once."""
     assert planned.sent is not None, "bytes are known"
-    numbers, area = _split_details(run, data, ranks, plan)
+    numbers, area = _split_details(evaluate, data, ranks, plan)
     least = planned.sent + numbers
     # Rank 0 alone has the full network's outputs; all ranks have those of subnets.
     return replace(planned, sent=least + area, least=least)
@@ -102,12 +104,13 @@ def _add_details(
 
 def _count_side_by_side(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
     """Return the bytes that all ranks send to score subnets side by side."""
-    passed = _count_passed(run, architecture, ranks, count_scored(run, data, len(data.test)))
+    passed = _count_passed(
+        run, architecture, ranks, count_scored(run.evaluate, data, len(data.test))
+    )
     if data.labels_on is None:
         return passed
     # One rank has the labels, and tells the others its sums.
-    task = choose_task(data.scoring, run.train.multi_label_loss)
-    return passed + ranks * (ranks - 1) * 8 * count_numbers(run, architecture, data, task)
+    return passed + ranks * (ranks - 1) * 8 * count_numbers(run.evaluate, architecture, data)
 
 
 def _count_choice(
@@ -124,7 +127,7 @@ def _count_both(
     run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
 ) -> int:
     """Return the bytes to score both forms on the sample and on the scored examples at once."""
-    scored = count_scored(run, data, len(data.test))
+    scored = count_scored(run.evaluate, data, len(data.test))
     sampled = count_sampled(run, architecture, data, ranks)
     assert plan.sums is not None, "rank 0 adds up alone"
     # Rank 0 tells the others its sums of both, and the subnets' score.
@@ -175,24 +178,26 @@ def count_calibration_bytes(
     return 0 if may_keep_logits(sampled, data.outputs) else None
 
 
-def _count_details(run: Run, data: Dataset, ranks: int, plan: EvaluationPlan) -> int:
+def _count_details(evaluate: Evaluate, data: Dataset, ranks: int, plan: EvaluationPlan) -> int:
     """Return the bytes that ranks send for the details of a run's last scores."""
-    return sum(_split_details(run, data, ranks, plan))
+    return sum(_split_details(evaluate, data, ranks, plan))
 
 
-def _split_details(run: Run, data: Dataset, ranks: int, plan: EvaluationPlan) -> tuple[int, int]:
+def _split_details(
+    evaluate: Evaluate, data: Dataset, ranks: int, plan: EvaluationPlan
+) -> tuple[int, int]:
     """Return the bytes of the sums of a run's last details, and those of an area under a curve."""
     if plan.sharded:
         return 0, 0
-    task = choose_task(data.scoring, run.train.multi_label_loss)
-    with_details = count_further(task, data, run.evaluate, details=True)
-    numbers = with_details - count_further(task, data, run.evaluate, details=False)
+    task = data.scoring
+    with_details = count_further(task, data, evaluate, details=True)
+    numbers = with_details - count_further(task, data, evaluate, details=False)
     # Rank 0 alone sends its sums, or each rank its own.
     if not plan.on_one:
         numbers *= ranks
     area = 0
     if has_area(task, data):
-        rows = count_scored(run, data, len(data.test))
+        rows = count_scored(evaluate, data, len(data.test))
         if isinstance(data.test, GraphSplit):
             rows = len(data.test.graph)
         # All ranks' numbers of rows come first.

@@ -12,6 +12,7 @@ import numpy as np
 from istmpi.comm.objects import SLOT
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
+from istmpi.config.sections import Evaluate
 from istmpi.cost.calibration import forward_flops, rounds_flops
 from istmpi.cost.counts import Amount
 from istmpi.cost.evaluation import (
@@ -28,7 +29,7 @@ from istmpi.engine.lengths import Number
 from istmpi.evaluation.further import count_further
 from istmpi.evaluation.sample import count_sampled, count_scored, count_scored_in_training
 from istmpi.network.architecture import Architecture
-from istmpi.tasks import MultiLabel, OwnTask, Task, choose_task
+from istmpi.tasks import MultiLabel, OwnTask
 
 SHARE = Fraction(15, 100)
 """The largest part of a run's bytes, and of its time on a link of `FLOPS_A_BYTE`, that evaluations
@@ -59,7 +60,6 @@ def plan_evaluation(
 ) -> EvaluationPlan:
     """Plan the evaluations of a network on ``ranks`` ranks; ``trained_on``: those of its
     training."""
-    task = choose_task(data.scoring, run.train.multi_label_loss)
     spec = find_method_spec(run.method.name)
     # A user's loop passes its own batches on every rank; columns and labels may be elsewhere.
     elsewhere = data.network is not None or data.columns or data.labels_on is not None
@@ -69,12 +69,12 @@ def plan_evaluation(
         room=evaluation_memory(run, architecture, trained_on),
         passes=list_passes(run, architecture, data, ranks, trained_on),
         local=run.data.placement == "local",
-        spread=issubclass(task, MultiLabel),
+        spread=issubclass(data.scoring, MultiLabel),
         on_one=not elsewhere,
         present=spec.on_all_ranks(run, architecture, ranks),
-        numbers=count_numbers(run, architecture, data, task),
+        numbers=count_numbers(run.evaluate, architecture, data),
     )
-    if run.data.placement == "local" or not issubclass(task, OwnTask):
+    if run.data.placement == "local" or not issubclass(data.scoring, OwnTask):
         return plan
     # Ranks gather a user's sums with their names, and agree that all could read them: two objects,
     # which fit into a slot unless the names are long.
@@ -85,13 +85,14 @@ def plan_evaluation(
     return replace(plan, sent=plan.sent + named, sums=sums)
 
 
-def count_numbers(run: Run, architecture: Architecture, data: Dataset, task: type[Task]) -> int:
+def count_numbers(evaluate: Evaluate, architecture: Architecture, data: Dataset) -> int:
     """Return how many numbers ranks add up for a score."""
+    task = data.scoring
     if issubclass(task, OwnTask):
         # The count of examples.
         return 1
     numbers = 2 + len(architecture.table.output_names) * task.numbers
-    return numbers + count_further(task, data, run.evaluate, details=False)
+    return numbers + count_further(task, data, evaluate, details=False)
 
 
 def list_passes(
@@ -109,16 +110,16 @@ def list_passes(
     sampled = 0
     if calibrates:
         sampled = count_sampled(run, architecture, data, trained_on)
-    scored = count_scored(run, data, len(data.test))
-    return [sampled, *map(len, divide(run, data, scored))]
+    scored = count_scored(run.evaluate, data, len(data.test))
+    return [sampled, *map(len, divide(run.evaluate.batch, data, scored))]
 
 
-def divide(run: Run, data: Dataset, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
-    """Yield the places of ``length`` scored examples in batches: at least one for each rank."""
+def divide(batch: int, data: Dataset, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
+    """Yield the places of ``length`` scored examples in batches of at most ``batch``: at least one
+    for each rank."""
     # A small split is divided, so that every rank has a batch.
-    batch = min(run.evaluate.batch, -(-length // ranks))
-    task = choose_task(data.scoring, run.train.multi_label_loss)
-    outputs = task.many_outputs(data.features, data.outputs)
+    batch = min(batch, -(-length // ranks))
+    outputs = data.scoring.many_outputs(data.features, data.outputs)
     if outputs:
         batch = windows_together(batch, outputs)
     for first in range(0, length, max(batch, 1)):
@@ -228,14 +229,13 @@ def scores_together(
 ) -> bool:
     """Return True if an evaluation that chooses the form passes the scored examples through both
     forms at once, beside the sample (decision 56): then one message has the sums of both."""
-    scored = count_scored(run, data, len(data.test))
-    task = choose_task(data.scoring, run.train.multi_label_loss)
+    scored = count_scored(run.evaluate, data, len(data.test))
     return (
         choose_form(run) == "best"
         and plan.on_one
         and knows_outputs(run, architecture, data, plan)
         # Other tasks have sums of their own.
-        and not issubclass(task, OwnTask | MultiLabel)
+        and not issubclass(data.scoring, OwnTask | MultiLabel)
         and data.labels_on is None
         and not data.columns
         and run.train.group_size <= 1

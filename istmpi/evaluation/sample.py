@@ -4,6 +4,7 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.config import Run
+from istmpi.config.sections import Evaluate
 from istmpi.cost.calibration import SAMPLED, calibration_examples
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
@@ -13,14 +14,14 @@ FITTED_ON = 64
 """The most examples over which factors are fitted."""
 
 
-def count_scored(run: Run, data: Dataset, length: int) -> int:
-    """Return how many of ``length`` examples are scored: by the run, the task, or all."""
-    return min(run.evaluate.examples or data.scoring.scored or length, length)
+def count_scored(evaluate: Evaluate, data: Dataset, length: int) -> int:
+    """Return how many of ``length`` examples are scored: by the settings, the task, or all."""
+    return min(evaluate.examples or data.scoring.scored or length, length)
 
 
-def choose_scored(run: Run, data: Dataset, length: int) -> np.ndarray:
+def choose_scored(evaluate: Evaluate, data: Dataset, length: int) -> np.ndarray:
     """Return the rows of a split of ``length`` that are scored, at equal distances."""
-    count = count_scored(run, data, length)
+    count = count_scored(evaluate, data, length)
     if count >= length:
         return np.arange(length)
     return np.arange(count) * length // count
@@ -34,7 +35,7 @@ def count_scored_in_training(run: Run, data: Dataset) -> int:
     split = data.test
     if run.watches_validation:
         split = data.splits.get("validation", data.test)
-    return count_scored(run, data, len(split))
+    return count_scored(run.evaluate, data, len(split))
 
 
 def count_sampled(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
@@ -49,13 +50,13 @@ def count_sampled(run: Run, architecture: Architecture, data: Dataset, ranks: in
 
 
 def draw_calibration_rows(
-    run: Run, length: int, count: int, share: int = 1, stream: int = 0
+    seed: int, length: int, count: int, share: int = 1, stream: int = 0
 ) -> np.ndarray:
     """Draw ``count // share`` of ``length`` rows, sorted.
 
     They are at least 2 if ``share``, a number of ranks, is above 1.
     """
-    order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
+    order = rng.permutation(length, rng.key(seed, "calibration", stream))
     if share > 1:
         count = max(count // share, 2)  # one value has no variance
     return np.sort(order[:count])

@@ -137,7 +137,12 @@ class Member(Setup):
             size = self.sizes[call.side]
             self._side = call.side
             self._scores = MemberScores(
-                self.run, size.architecture, size.dataset, self.group, self.device
+                self.run.train,
+                self.run.evaluate,
+                size.architecture,
+                size.dataset,
+                self.group,
+                self.device,
             )
         self._scores.load(call)
         return self._scores

@@ -17,8 +17,10 @@ import numpy as np
 from istmpi.comm import Communicator
 from istmpi.comm.root import ask_root
 from istmpi.config import Run
+from istmpi.config.sections import Train
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
+from istmpi.data.settings import Data
 from istmpi.data.sparse.split import SparseSplit
 from istmpi.errors import ConfigError
 from istmpi.models.tables import Facts, find_table
@@ -80,7 +82,7 @@ def draft_network(run: Run, data: Dataset) -> Draft:
     """Load a run's network on this rank. Raises ConfigError if that fails, or if it does not fit
     ``data``."""
     code = _load_code(run, data)
-    table = _write_table(run, code, data)
+    table = _write_table(run.train, code, data)
     if table is None:
         return Draft(code, None, Digests(source=code.source.hash, table="", tried=False))
     tree = table.tree()
@@ -101,7 +103,7 @@ def complete_network(
     # All ranks have tried the same written table: there is nothing left to agree on.
     if draft.network is not None and all(digests == draft.digests for digests in by_rank):
         return draft.network
-    _require_same_source(run, [digests.source for digests in by_rank])
+    _require_same_source(draft.code.name, [digests.source for digests in by_rank])
     tree = draft.tree
     if tree is None:
         return _complete_inspected(run, data, draft.code, communicator)
@@ -136,7 +138,7 @@ def _complete_inspected(
         agreement.value = _are_alike(trial.sample, expected)
     differing = [rank for rank, same in enumerate(agreement.by_rank) if not same]
     if differing:
-        _refuse_other_outputs(run, trial, differing, communicator)
+        _refuse_other_outputs(trial, differing, communicator)
     return trial.network
 
 
@@ -160,12 +162,12 @@ def _find_table(
     return tree, used
 
 
-def _require_same_source(run: Run, sources: Sequence[str]) -> None:
+def _require_same_source(network: str, sources: Sequence[str]) -> None:
     """Raise ConfigError if some rank's source of the network differs from rank 0's."""
     differing = [rank for rank, other in enumerate(sources) if other != sources[0]]
     _require_none(
         differing,
-        run,
+        network,
         "its file, or a file that it imports, differs on {}. Give all ranks the same files.",
     )
 
@@ -213,9 +215,7 @@ def _try_table(
     return network, inputs, network.require_finite(*inputs)
 
 
-def _refuse_other_outputs(
-    run: Run, trial: _Trial, differing: list[int], communicator: Communicator
-) -> None:
+def _refuse_other_outputs(trial: _Trial, differing: list[int], communicator: Communicator) -> None:
     """Raise ConfigError if the forward of the ranks ``differing`` gives other outputs than rank 0's
     for the same batch and weights.
 
@@ -227,7 +227,9 @@ def _refuse_other_outputs(
         agreement.value = _are_alike(again, trial.sample)
     if all(agreement.by_rank):
         what = "its forward gives other outputs for the same examples and weights on {}."
-        _require_none(differing, run, f"{what} Make it compute the same on all ranks.")
+        _require_none(
+            differing, trial.network.name, f"{what} Make it compute the same on all ranks."
+        )
 
 
 def _compute_outputs(network: Architecture, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -236,8 +238,8 @@ def _compute_outputs(network: Architecture, inputs: tuple[torch.Tensor, ...]) ->
     return outputs
 
 
-def _require_none(differing: list[int], run: Run, what: str) -> None:
-    """Raise ConfigError if ranks differ from rank 0; ``what`` is the error, with {} for the
+def _require_none(differing: list[int], network: str, what: str) -> None:
+    """Raise ConfigError if ranks of a ``network`` differ from rank 0; ``what`` is the error, with {} for the
     ranks."""
     if not differing:
         return
@@ -245,7 +247,7 @@ def _require_none(differing: list[int], run: Run, what: str) -> None:
     if len(differing) > 1:
         noun = "ranks"
     ranks = f"{noun} {list_first(differing)} and rank 0"
-    error = ConfigError(f"{run.model.name}: {what.format(ranks)}")
+    error = ConfigError(f"{network}: {what.format(ranks)}")
     error.everywhere = True
     raise error
 
@@ -273,7 +275,7 @@ def plan_network(run: Run, data: Dataset) -> Architecture:
     from istmpi.network.table import Table
 
     code = _load_code(run, data)
-    table = _write_table(run, code, data)
+    table = _write_table(run.train, code, data)
     if table is not None:
         return _make_network(run, table, code, data)
 
@@ -292,11 +294,11 @@ def _load_code(run: Run, data: Dataset) -> UserNetwork:
     facts = tuple(data.shape), data.outputs, arguments, data.task, data.example
     code = user_network(run.model.name, *facts, network=data.network)
     if code.graph:
-        _require_fitting_batches(run, code, data)
+        _require_fitting_batches(run.data, run.train.batch, code, data)
     return code
 
 
-def _write_table(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
+def _write_table(train: Train, code: UserNetwork, data: Dataset) -> Table | None:
     """Return the written table of a network; None if its table is found by inspection.
 
     Raises ConfigError if the number of classes is unknown.
@@ -310,23 +312,21 @@ def _write_table(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
             "yours, --model FILE.py:Class."
         )
     facts = Facts(code.inputs, code.outputs)
-    train = data.train
     if code.graph:
-        assert isinstance(train, GraphSplit), "a network for graphs has graphs"
-        nodes, edges = train.measure_examples(run.train.batch, run.train.seed)
+        assert isinstance(data.train, GraphSplit), "a network for graphs has graphs"
+        nodes, edges = data.train.measure_examples(train.batch, train.seed)
         facts = replace(facts, degree=edges / nodes)
     elif code.sparse:
-        assert isinstance(train, SparseSplit), "a network for sparse rows has sparse rows"
+        assert isinstance(data.train, SparseSplit), "a network for sparse rows has sparse rows"
         odds = facts.odds
-        if run.train.multi_label_loss == "binary":
-            odds = train.estimate_label_odds(code.outputs)
-        facts = replace(facts, in_a_row=ceil(train.density), odds=odds)
+        if train.multi_label_loss == "binary":
+            odds = data.train.estimate_label_odds(code.outputs)
+        facts = replace(facts, in_a_row=ceil(data.train.density), odds=odds)
     return find_table(code.name, facts, code.settings)
 
 
-def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None:
-    how = run.data.graph
-    batch = run.train.batch
+def _require_fitting_batches(settings: Data, batch: int, code: UserNetwork, data: Dataset) -> None:
+    how = settings.graph
     examples = len(data.train)
     if how == "full" and batch != 1:
         raise ConfigError(
@@ -340,19 +340,19 @@ def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None
         )
     if how == "neighbours" and not code.is_inspected:
         layers = len(code.settings["hidden"]) + 1
-        if len(run.data.fanout) != layers:
+        if len(settings.fanout) != layers:
             raise ConfigError(
-                f"data.fanout = {list(run.data.fanout)} has {len(run.data.fanout)} numbers, but "
+                f"data.fanout = {list(settings.fanout)} has {len(settings.fanout)} numbers, but "
                 f"{code.name} has {layers} layers. Give a number for each layer."
             )
 
 
 def _make_network(run: Run, table: Table, code: UserNetwork, data: Dataset) -> Architecture:
-    network = Architecture(run.model.name, table, run.model.dtype, code)
+    network = Architecture(code.name, table, run.model.dtype, code)
     if network.batch_norms and run.train.batch < 2:
         raise ConfigError(
             f"train.batch = 1 with the batch normalisation {next(iter(network.batch_norms))} of "
-            f"{run.model.name}: batch statistics need at least 2 examples."
+            f"{code.name}: batch statistics need at least 2 examples."
         )
     network.require_usable(network.lengths)
     if code.graph:

@@ -77,7 +77,7 @@ class Prepared(Setup):
 
     def _complete_plan(self) -> None:
         self.tally = Tally(self.communicator, self.clock)
-        self.data_summary = summarise_data(self.run, self.sizes[0].dataset)
+        self.data_summary = summarise_data(self.run.data, self.sizes[0].dataset)
         self.score_name = self.dataset.scoring.score
         self._make_store()
 

@@ -67,7 +67,7 @@ def make_sizes(
         settings = run.data
         rows = place(
             settings.placement,
-            list_rows(run, data),
+            list_rows(settings.placement, data),
             rank,
             communicator.size,
             run.train.seed,

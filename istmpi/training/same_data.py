@@ -15,6 +15,7 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.data.dataset import SPLITS, Dataset, Split, describe_difference
+from istmpi.data.settings import Data
 from istmpi.errors import ConfigError, DataError
 from istmpi.names import find_class_name
 from istmpi.tasks import OWN
@@ -90,16 +91,16 @@ class Outline:
     """The contents of each split that all ranks must have; nothing with ``local`` data."""
 
     @staticmethod
-    def from_data(run: Run, data: Dataset) -> Outline:
+    def from_data(settings: Data, data: Dataset) -> Outline:
         contents = {}
         # Each rank has its own examples with local data; only their meaning must agree.
-        if run.data.placement != "local":
+        if settings.placement != "local":
             contents = {name: _summarise_common(data, split) for name, split in data.splits.items()}
         return Outline(_digest(_Meaning.from_data(data)), contents)
 
 
 def require_same_data(
-    run: Run, data: Dataset, outlines: Sequence[Outline], communicator: Communicator
+    source: str, data: Dataset, outlines: Sequence[Outline], communicator: Communicator
 ) -> None:
     """Raise DataError if the meaning of a rank's data differs from that on rank 0. Collective.
 
@@ -116,7 +117,7 @@ def require_same_data(
         cure = "Give all ranks the same file, or a file for each rank with {rank} in its name."
         if data.columns:
             cure = "Give all ranks the same rows, in the same order."
-        error = DataError(f"{run.data.source} differs between ranks: {differences}. {cure}")
+        error = DataError(f"{source} differs between ranks: {differences}. {cure}")
         error.everywhere = True
         raise error
 
@@ -181,13 +182,13 @@ def _summarise_common(data: Dataset, split: Split) -> Contents:
     return len(split), labels, 0
 
 
-def summarise_data(run: Run, data: Dataset) -> DataSummary:
+def summarise_data(settings: Data, data: Dataset) -> DataSummary:
     """Return the description of a run's data in checkpoints, the same on all ranks."""
     train = labels = features = 0
-    if run.data.placement != "local":
+    if settings.placement != "local":
         train, labels, features = _summarise_common(data, data.train)
     return DataSummary(
-        source=run.data.source,
+        source=settings.source,
         kind=data.kind,
         task=data.task,
         shape=tuple(data.shape),

@@ -78,7 +78,7 @@ class Setup:
             self._count_epochs(data, start)
             self.shares = choose_shares(self.run.method.shares, communicator)
             # Sizes share the standardised targets, which need a pass over all labels.
-            data_of_all_sizes = standardise(self.run, data, communicator)
+            data_of_all_sizes = standardise(self.run.data, data, communicator)
             self._make_sizes(data_of_all_sizes)
             self._prepare_this_rank(data)
         if membership:
@@ -135,13 +135,13 @@ class Setup:
             self.run = run = self.run.with_implied()
             data = data or open_for_training(run.data, communicator.rank, run.train.seed)
             self.best = Best.from_run(run, data)
-            agreement.value = digest_settings(run), Outline.from_data(run, data)
+            agreement.value = digest_settings(run), Outline.from_data(run.data, data)
         require_same_settings(run, [digest for digest, _ in agreement.by_rank], communicator)
         outlines = [outline for _, outline in agreement.by_rank]
         if run.data.columns:
             data = divide_columns(data, run.data, communicator)
-            outlines = communicator.allgather(Outline.from_data(run, data))
-        require_same_data(run, data, outlines, communicator)
+            outlines = communicator.allgather(Outline.from_data(run.data, data))
+        require_same_data(run.data.source, data, outlines, communicator)
         return data
 
     def _count_epochs(self, data: Dataset, start: Path | Copy | None) -> None:
@@ -162,7 +162,7 @@ class Setup:
         # The rounds of a run without epochs do not depend on them: `_recall_examples` is enough.
         if start and not self._is_in_rounds(data):
             with self.communicator.agreed(), open_checkpoint(start) as checkpoint:
-                self.most_examples = recall_most_examples(checkpoint, run, data, examples)
+                self.most_examples = recall_most_examples(checkpoint, run.data, data, examples)
         self.run = with_rounds(run, self.most_examples)
 
     def _is_in_rounds(self, data: Dataset) -> bool:
@@ -173,7 +173,7 @@ class Setup:
         ``data``: those of full size."""
         if self._is_in_rounds(data):
             examples = self.most_examples[max(self.most_examples)]
-            self.most_examples = recall_most_examples(checkpoint, self.run, data, examples)
+            self.most_examples = recall_most_examples(checkpoint, self.run.data, data, examples)
 
     def _plan(self, data: Dataset) -> None:
         """Plan the methods and image sizes of all rounds, and check that all can be trained."""

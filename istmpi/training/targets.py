@@ -1,26 +1,26 @@
 """Standardises the numbers that a run predicts, by the training examples of all ranks."""
 
 from istmpi.comm import Communicator
-from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.data.moments import Moments
+from istmpi.data.settings import Data
 
 ROWS = 2**16
 """The number of examples whose targets are read at a time."""
 
 
-def standardise(run: Run, data: Dataset, communicator: Communicator) -> Dataset:
-    """Return the data, with standardised targets if the run asks for standardisation. Collective.
+def standardise(settings: Data, data: Dataset, communicator: Communicator) -> Dataset:
+    """Return the data, with standardised targets if the settings ask for them. Collective.
 
     Mean and deviation are those of all ranks' training examples.
     """
-    if not data.scoring.standardises or not run.data.standardise:
+    if not data.scoring.standardises or not settings.standardise:
         return data
     labels = data.train.labels()
     moments = Moments(data.outputs)
     for start in range(0, len(labels), ROWS):
         moments.add(labels[start : start + ROWS])
-    if run.data.placement == "local":
+    if settings.placement == "local":
         parts_by_rank = communicator.allgather(moments.parts)
         moments = Moments(data.outputs)
         for count, mean, squares in parts_by_rank:

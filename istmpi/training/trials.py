@@ -7,7 +7,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.errors import DivergedError
 from istmpi.foreign import Fields
@@ -105,9 +104,9 @@ def halve(
     return ranked
 
 
-def list_values(run: Run, grid: Mapping[str, Sequence[Any]]) -> list[Values]:
-    """Return all combinations of the values of settings that the run's method reads."""
-    reads = find_method_spec(run.method.name).reads
+def list_values(method: str, grid: Mapping[str, Sequence[Any]]) -> list[Values]:
+    """Return all combinations of the values of settings that the method reads."""
+    reads = find_method_spec(method).reads
     settings = []
     for setting in grid:
         section, _, key = setting.partition(".")

@@ -243,7 +243,7 @@ class TunedComparison(Comparison):
     def _list_trials(self, folder: Path) -> Iterator[Turn]:
         """Yield the runs of all trials in ``folder``, without those that join."""
         for name, run in self._runs.items():
-            for values in list_values(run, self._grid):
+            for values in list_values(run.method.name, self._grid):
                 yield self._make_trial(name, folder, values).turn
 
     def rehearse(self) -> None:
@@ -279,7 +279,7 @@ class TunedComparison(Comparison):
         failures: dict[str, IstmpiError] = {}
         chosen = {}
         for name, run in self._runs.items():
-            grid = list_values(run, self._grid)
+            grid = list_values(run.method.name, self._grid)
             chosen[name] = run
             if len(grid) < 2:
                 continue

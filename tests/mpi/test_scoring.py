@@ -215,7 +215,7 @@ def test_a_temperature_is_fitted_stored_and_applied(comm, shared_tmp, settings):
     assert comm.allgather(temperature) == [temperature] * comm.size and temperature != 1
     # In one process, from the outputs of the network that predicts.
     split = training.dataset.splits["validation" if run.data.validation else "train"]
-    rows = np.arange(len(split)) if run.data.validation else draw_calibration_rows(run, len(split), 1024)
+    rows = np.arange(len(split)) if run.data.validation else draw_calibration_rows(run.train.seed, len(split), 1024)
     data = open_dataset("digits")
     x, y = examples_of(split, rows)
     logits = network(x.reshape(len(x), -1) * data.std + data.mean) * temperature

@@ -9,8 +9,6 @@ from curves import curve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.config import Run
-from istmpi.methods.limits import with_method
 from istmpi.report.comparison import compare
 from istmpi.report.sheets import sheets
 from istmpi.report.tuning import read_tunings
@@ -66,7 +64,7 @@ def test_the_next_value_is_as_far_as_the_neighbour():
 
 def test_a_method_has_only_the_settings_that_it_reads():
     grid = {**RATES, "method.redeal": (0.1, 1.0)}
-    counts = {name: len(list_values(with_method(Run(), name), grid)) for name in ("ist", "local-sgd")}
+    counts = {name: len(list_values(name, grid)) for name in ("ist", "local-sgd")}
     assert counts == {"ist": 6, "local-sgd": 3}
 
 
