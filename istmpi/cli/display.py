@@ -134,7 +134,7 @@ class TrainingDisplay(Watch):
         self._follow(training)
 
     def _follow(self, training: Training, title: str = "round") -> None:
-        self._rounds = training.run.train.rounds
+        self._rounds = training.course.rounds
         self._begun = time.monotonic()
         if self._way == "bar" and not self._showing.quiet:
             self._view = LiveView(self._console, self._rounds, training.hosts, title)

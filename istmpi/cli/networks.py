@@ -135,14 +135,12 @@ def _describe_by_data(run: Run, layers: str | None, ranks: int) -> Described:
     """Return a run's network for the data that it trains on."""
     from istmpi.training.epochs import convert_epochs
     from istmpi.training.network import plan_network
-    from istmpi.training.resolution import plan_smaller_networks
+    from istmpi.training.sizes import plan_smaller_networks
 
     data = _open_data(run, layers)
     run = convert_epochs(run, data, ranks)
     network = plan_network(run, data)
-    smaller = {}
-    if run.train.resolution:
-        smaller = plan_smaller_networks(run, data, network)
+    smaller = plan_smaller_networks(run, data, network)
     return Described(run, network, len(data.train), smaller, data)
 
 

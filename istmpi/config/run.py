@@ -156,10 +156,15 @@ class Run:
         if self.train.widen and not self.train.init:
             raise ConfigError("train.widen needs train.init, a narrower network.h5.")
         self.sides()
-        if self.train.resolution and not isinstance(self.model, OwnModel):
+        if self.grows and not isinstance(self.model, OwnModel):
             raise ConfigError(
                 f"train.resolution with model.name = {self.model.name!r}: its first layer depends "
                 "on the image size. Use resnet, vgg or a network of yours, or leave it out."
+            )
+        if self.checkpoint.best and self.grows:
+            raise ConfigError(
+                "checkpoint.best = true does not go with train.resolution, because networks for "
+                "different image sizes cannot be compared. Leave one out."
             )
         if own_files and self.evaluate.form not in (None, "merged", "likelihood"):
             raise ConfigError(
@@ -213,6 +218,11 @@ class Run:
                     "leave the side out."
                 )
         return [(course.find_round(end), side) for end, side in zip(ends, sides)]
+
+    @property
+    def grows(self) -> bool:
+        """True if images grow during training."""
+        return bool(self.train.resolution)
 
     def phases(self, course: Course | None = None) -> list[tuple[str, int]]:
         """Return the methods to use one after the other, each with its number of rounds.

@@ -21,6 +21,7 @@ from istmpi.deploy.fitting import open_fitting_data, require_source
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.opening import NetworkFile, NetworkPath
 from istmpi.deploy.prediction import BATCH, Predictions, split_blocks
+from istmpi.errors import ConfigError
 from istmpi.outputs import list_outputs
 from istmpi.trees import list_tensors
 
@@ -98,12 +99,21 @@ class _Recorder(TorchDispatchMode):
         return self._counter.get_total_flops()
 
 
+def require_exits(network: CalibratedNetwork) -> None:
+    """Raise ConfigError unless the network is a classifier with early exits."""
+    if not network.classifies_early:
+        raise ConfigError(
+            f"{network.path} is not a classifier with early exits. Train such a network, as with "
+            "--model resnet --set model.exits=[1], or leave the option for exits out."
+        )
+
+
 def count_flops(network: CalibratedNetwork) -> list[int]:
     """Return the FLOPs of an example up to each exit, in the order in which the network computes.
 
     Raises ConfigError unless the network is a classifier with early exits.
     """
-    network.require_exits()
+    require_exits(network)
     batch = network.batch(np.zeros((1, network.features), np.float32))
     with FlopCounterMode(display=False) as counter, _Recorder(counter) as recorder:
         outputs = list_outputs(network.outputs(batch))

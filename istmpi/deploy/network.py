@@ -24,7 +24,7 @@ from istmpi.deploy.fitting import (
     open_fitting_data,
 )
 from istmpi.engine.store import ParameterStore
-from istmpi.errors import ConfigError, DataError
+from istmpi.errors import DataError
 from istmpi.evaluation import blocks
 from istmpi.evaluation.likelihood import choose_module
 from istmpi.evaluation.sample import count_sampled, draw_calibration_rows
@@ -61,7 +61,7 @@ class CalibratedNetwork:
         checkpoint.require_valid()
         header = checkpoint.header
         # The file may be closed by the time that examples come.
-        self._path = checkpoint.path
+        self.path = checkpoint.path
         self._header = header
         self._architecture = architecture
         self._normalisation = checkpoint.normalisation
@@ -110,21 +110,18 @@ class CalibratedNetwork:
     def features(self) -> int:
         return prod(self._header.data.shape)
 
-    def require_exits(self) -> None:
-        """Raise ConfigError unless this is a classifier with early exits."""
+    @property
+    def classifies_early(self) -> bool:
+        """True if the network is a classifier with several outputs."""
         one_class = TASKS[self._header.data.task].one_class
-        if self._architecture.table.exits == 1 or not one_class:
-            raise ConfigError(
-                f"{self._path} is not a classifier with early exits. Train such a network, as with "
-                "--model resnet --set model.exits=[1], or leave the option for exits out."
-            )
+        return one_class and len(self._architecture.table.output_names) > 1
 
     def _require_finite(self, returned: Outputs) -> None:
         for outputs in list_outputs(returned):
             wrong = outputs[~outputs.isfinite()]
             if len(wrong):
                 raise DataError(
-                    f"{self._path}: the outputs of its network are not finite "
+                    f"{self.path}: the outputs of its network are not finite "
                     f"({wrong[0].item()}). Give another network, or other examples."
                 )
 

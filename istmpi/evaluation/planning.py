@@ -181,7 +181,7 @@ def count_evaluating_groups(run: Run, ranks: int, plan: EvaluationPlan) -> int |
     """Return how many replica groups evaluate with all members, by `istmpi.evaluation.in_group`;
     None if that depends on scores, or on the size of images."""
     form = choose_form(run)
-    if form == "best" or run.train.resolution:
+    if form == "best" or run.grows:
         return None
     if form != "merged" or plan.sharded or plan.by_units:
         return 0
@@ -204,7 +204,7 @@ def may_keep_logits(examples: int, classes: int) -> bool:
 def has_known_sizes(run: Run, plan: EvaluationPlan) -> bool:
     """Return True if images keep their size, and no rows travel to local data."""
     travels = run.data.placement == "local" and plan.sharded
-    return not (run.train.resolution or travels)
+    return not (run.grows or travels)
 
 
 def knows_outputs(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from textwrap import shorten
+from typing import Any
 
 from istmpi.checkpoint.saver import Saver
 from istmpi.errors import IstmpiError
@@ -29,6 +30,11 @@ class Logger(Watch):
 
     def _write_name(self, folder: RunFolder, name: str) -> None:
         folder.write(f"{self.name}-run", name + "\n")
+
+
+def list_settings(training: Training) -> dict[str, Any]:
+    """Return the settings of a run by their dotted names, and the number of its ranks."""
+    return training.run.flat() | {"ranks": training.communicator.size}
 
 
 def figures(progress: Progress) -> dict[str, float]:

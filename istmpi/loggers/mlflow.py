@@ -5,7 +5,7 @@ import re
 
 from istmpi.checkpoint.saver import Saver
 from istmpi.errors import IstmpiError
-from istmpi.loggers.logger import Logger, figures
+from istmpi.loggers.logger import Logger, figures, list_settings
 from istmpi.optional import optional
 from istmpi.record import RunFolder
 from istmpi.training.loop import Training
@@ -39,8 +39,7 @@ class MLflow(Logger):
         experiment = self._require_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "istmpi"))
         self._id = self._client.create_run(experiment, run_name=folder.path.name).info.run_id
         self._write_name(folder, self._id)
-        settings = training.run.flat() | {"ranks": training.communicator.size}
-        for key, value in settings.items():
+        for key, value in list_settings(training).items():
             self._client.log_param(self._id, key, value)
 
     def _require_experiment(self, title: str) -> str:

@@ -4,7 +4,7 @@ import os
 
 from istmpi.checkpoint.saver import Saver
 from istmpi.errors import IstmpiError
-from istmpi.loggers.logger import Logger, figures
+from istmpi.loggers.logger import Logger, figures, list_settings
 from istmpi.optional import optional
 from istmpi.record import RunFolder
 from istmpi.training.loop import Training
@@ -30,7 +30,7 @@ class WeightsAndBiases(Logger):
             id=name or None,
             resume="allow",
             dir=str(folder.path),
-            config=training.run.flat() | {"ranks": training.communicator.size},
+            config=list_settings(training),
             settings=self._wandb.Settings(console="off"),  # the terminal is the display's
         )
         # A resumed run finds its log by this name.

@@ -370,7 +370,7 @@ class Joint(ReplicatedMethod):
                 return returned
             kind = "one number"
         raise ConfigError(
-            f"{self.job.run.model.name}: its forward returns {kind}, but method.name = "
+            f"{self.job.architecture.name}: its forward returns {kind}, but method.name = "
             f"{self.spec.name!r} adds up one tensor with a row for each example. Return such a "
             "tensor, or use another method."
         )

@@ -228,7 +228,7 @@ class LocalTraining(ABC):
             return
         if all(parameter.grad is None for parameter in self.subnet.network.parameters()):
             raise ConfigError(
-                f"{self.job.run.model.name}: the loss does not depend on the network: no "
+                f"{self.job.architecture.name}: the loss does not depend on the network: no "
                 "parameter has a gradient. Compute the loss from the network's outputs."
             )
         self._has_gradients = True
@@ -297,7 +297,7 @@ class LocalTraining(ABC):
 
     def _calling(self, what: str) -> AbstractContextManager[None]:
         """Open a context for the code of a user's network or loss; ``what`` names its method."""
-        network = self.job.run.model.name
+        network = self.job.architecture.name
         if issubclass(self.task, OwnTask) or is_own(network):
             return calling(f"{network}: {what}")
         return nullcontext()

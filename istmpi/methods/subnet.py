@@ -106,7 +106,7 @@ class Subnet:
         norms = job.architecture.batch_norm_layers(self.network)
         for norm in select_synchronised(norms, job.run.train.sync_batch_norm).values():
             norm.members = job.group
-        return job.group.wrap(self.network, may_skip=is_own(job.run.model.name))
+        return job.group.wrap(self.network, may_skip=is_own(job.architecture.name))
 
     def renew(self, steps: int) -> None:
         """Make a new optimizer with zero state. ``steps``: the number of steps that its state

@@ -41,7 +41,7 @@ def require_sum(
     if outputs > 1:
         raise ConfigError(
             f"{run.model.name}: it has {outputs} outputs, but {spec.name} adds up one. Use another "
-            "method, or a network without early exits."
+            "method, or a network with one output."
         )
     groups = spec.groups(run, network)
     require_undivided(groups, network, spec.name, "Use another method")

@@ -74,7 +74,7 @@ class Scoring:
         training = self._training
         if self._sums and not same_loader:
             raise ConfigError(
-                f"same_loader = False does not go with {training.run.method.name}: its ranks pass "
+                f"same_loader = False does not go with {training.method.spec.name}: its ranks pass "
                 "the same examples. Give all ranks the same loader."
             )
         network = self._network
@@ -119,7 +119,7 @@ class Scoring:
             rank = self._communicator.rank
             ranks = self._communicator.size
         network = self._network
-        seed = self._training.run.train.seed
+        seed = self._training.method.seed
         passes = Passes(module, score, network.device, self._note_once)
         helpers = self._training.evaluator.helpers
         if helpers is None or helpers.load(network) == 1:
@@ -171,7 +171,7 @@ class Scoring:
         """Set the moments of batch normalisations by a batch of each rank. Collective."""
         training = self._training
         communicator = self._communicator
-        seed = training.run.train.seed
+        seed = training.method.seed
         # A rank without a batch of its own takes another's: there may be fewer than ranks.
         batches = chain(
             share_batches(loader, communicator.rank, communicator.size, seed),

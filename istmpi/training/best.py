@@ -15,9 +15,11 @@ from istmpi.errors import ConfigError
 class Best:
     """Keeps the best of scores that are passed in order; the first of equal scores is the best."""
 
-    def __init__(self, higher_is_better: bool, patience: int):
+    def __init__(self, higher_is_better: bool, patience: int, saved: bool = False):
         self._higher = higher_is_better
         self._patience = patience
+        self.saved = saved
+        """True if the run saves the network of the best score."""
         self.forget()
 
     @staticmethod
@@ -26,7 +28,7 @@ class Best:
         None.
 
         A run does so if it sets data.validation, train.patience or checkpoint.best. Raises
-        ConfigError if the data lack the split, or if the images grow.
+        ConfigError if the data lack the split.
         """
         reason = ""
         if run.checkpoint.best:
@@ -38,14 +40,9 @@ class Best:
                 f"{reason} needs a validation split, and {data.source} has none. "
                 "Hold examples out: --set data.validation=0.1."
             )
-        if run.checkpoint.best and run.train.resolution:
-            raise ConfigError(
-                "checkpoint.best = true does not go with train.resolution, because networks for "
-                "different image sizes cannot be compared. Leave one out."
-            )
         if not run.watches_validation:
             return None
-        return Best(data.scoring.higher_is_better, run.train.patience)
+        return Best(data.scoring.higher_is_better, run.train.patience, run.checkpoint.best)
 
     def forget(self) -> None:
         self.round: int | None = None

@@ -28,14 +28,14 @@ from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.tasks import choose_task
 from istmpi.training.interval import set_interval
 from istmpi.training.progress import Tally
-from istmpi.training.resolution import (
+from istmpi.training.same_data import summarise_data
+from istmpi.training.setup import Setup
+from istmpi.training.sizes import (
     Size,
     carry_store,
     describe_sizes,
     find_new_parameters,
 )
-from istmpi.training.same_data import summarise_data
-from istmpi.training.setup import Setup
 
 
 class Prepared(Setup):

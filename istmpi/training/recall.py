@@ -42,7 +42,7 @@ def recall(
     if best:
         best.take_metrics(lines, counts.rounds)
     # The scores would decide about a network that is not there.
-    if best and best.round is not None and training.run.checkpoint.best:
+    if best and best.saved and best.round is not None:
         path = folder.path / BEST
         if not _fits(path, lines[best.round - 1], training, note):
             note(

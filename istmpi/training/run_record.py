@@ -147,7 +147,7 @@ class RunRecord:
                 self.note(note)
         best = training.best
         if best and progress.validation and best.round == progress.round:
-            if training.run.checkpoint.best:
+            if best.saved:
                 with training.clock("save"):
                     self._save_network(BEST)
         # Without a last round, an overdue evaluation was made up for, and the round is saved.
@@ -337,7 +337,7 @@ def _score_best(
     """
     best = training.best
     path = folder.path / BEST
-    if best is None or not training.run.checkpoint.best:
+    if best is None or not best.saved:
         return None
     if best.round is None or best.score is None:
         return None

@@ -24,7 +24,6 @@ from istmpi.network.architecture import Architecture
 from istmpi.training.best import Best
 from istmpi.training.columns import divide_columns
 from istmpi.training.epochs import count_most_examples, recall_most_examples, with_rounds
-from istmpi.training.resolution import Size, find_sides, make_sizes
 from istmpi.training.same_data import (
     Outline,
     digest_settings,
@@ -32,6 +31,7 @@ from istmpi.training.same_data import (
     require_same_settings,
 )
 from istmpi.training.share_log import choose_shares
+from istmpi.training.sizes import Size, find_sides, make_sizes
 from istmpi.training.targets import standardise
 
 

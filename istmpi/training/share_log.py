@@ -46,7 +46,7 @@ def adapt_shares(shares: Shares, method: Method, round: int, last: LastRound) ->
     next_shares = shares.measured(round, last.compute)
     begins = round + LEAD
     # Shares that would begin after the last round are not set: the metrics have no line for them.
-    if next_shares and begins < job.run.train.rounds:
+    if next_shares and begins < job.course.rounds:
         if _can_be_built(method, begins, next_shares):
             shares.change(round, next_shares)
     return replace(last, shares=trained)

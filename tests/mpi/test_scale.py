@@ -77,9 +77,8 @@ def test_fitted_factors_are_the_best_on_the_examples_that_they_are_fitted_on(com
     """Of one layer: of two layers only their product counts."""
     settings = numbers(comm, shared_tmp) | {"model__hidden": [60], "evaluate__calibration_examples": 64}
     training, _ = trained(comm, **settings | {"model__scale": "fitted", "train__rounds": 6})
-    x, y = examples_of(
-        training.dataset.train, draw_calibration_rows(training.run.train.seed, len(training.dataset.train), 64)
-    )
+    split = training.dataset.train
+    x, y = examples_of(split, draw_calibration_rows(training.run.train.seed, len(split), 64))
     weights = whole(training)
     hidden = np.maximum(x.astype(np.float64) @ weights["hidden1.linear.weight"].T, 0)
     outputs = hidden @ weights["labels.linear.weight"].T

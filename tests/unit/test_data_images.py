@@ -13,10 +13,11 @@ from istmpi.data.batches import Batches
 from istmpi.data.dense.predict import read_inputs
 from istmpi.data.dense.split import DenseSplit
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.images.split import Augmentation, ImageSplit, augment, downscale, require_sides, resize_images
+from istmpi.data.images.split import Augmentation, ImageSplit, augment, downscale, resize_images
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset, open_digits
 from istmpi.errors import ConfigError, DataError
+from istmpi.training.sizes import require_sides
 
 ALL = Augmentation(crop=2, flip=True, cutout=3)
 

@@ -166,7 +166,9 @@ class _Request:
 def _require_fitting(request: _Request, trained: _Trained) -> None:
     """Raise ConfigError for options that do not go with the network."""
     if request.exit_threshold is not None:
-        trained.network.require_exits()
+        from istmpi.deploy.exits import require_exits
+
+        require_exits(trained.network)
     values = {
         "--top": request.top,
         "--tokens": request.tokens,

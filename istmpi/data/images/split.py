@@ -247,7 +247,7 @@ def augment(data: Dataset, augmentation: Augmentation) -> Dataset:
     if not augmentation:
         return data
     setting, value = next((name, value) for name, value in vars(augmentation).items() if value)
-    train = _require_images(data, f"data.{setting} = {as_typed(value)}")
+    train = require_images(data, f"data.{setting} = {as_typed(value)}")
     side = min(train.shape[1:])
     for name in ("crop", "cutout"):
         pixels = getattr(augmentation, name)
@@ -270,22 +270,8 @@ def resize_images(data: Dataset, side: int) -> Dataset:
     return replace(data, splits=splits, shape=(data.shape[0], side, side))
 
 
-def require_sides(data: Dataset, sides: Sequence[int]) -> None:
-    _require_images(data, "train.resolution")
-    shown = " x ".join(map(str, data.shape))
-    # One side stands for both in the setting.
-    if data.shape[1] != data.shape[2]:
-        raise ConfigError(
-            f"train.resolution needs square images; those of {data.source} are {shown}."
-        )
-    if sides[-1] != data.shape[2]:
-        raise ConfigError(
-            f"train.resolution ends with side {sides[-1]}, but the images of {data.source} have "
-            f"{data.shape[2]} ({shown}). End with that side."
-        )
-
-
-def _require_images(data: Dataset, setting: str) -> ImageSplit:
+def require_images(data: Dataset, setting: str) -> ImageSplit:
+    """Return the training images. Raises ConfigError if the examples are no images."""
     if not isinstance(data.train, ImageSplit):
         raise ConfigError(
             f"{setting} is for images [channels, height, width], but {data.source} is of kind "

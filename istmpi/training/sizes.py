@@ -1,4 +1,4 @@
-"""Trains on small images first: makes network and data for each image size.
+"""A run's network and data, for each size of images: training may begin with small images.
 
 Parameters whose shapes do not depend on the size keep their values and optimizer state at the next
 size. Other parameters are initialised again.
@@ -6,7 +6,7 @@ size. Other parameters are initialised again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.data.batches import Batches, place
 from istmpi.data.dataset import Dataset
-from istmpi.data.images.split import require_sides, resize_images
+from istmpi.data.images.split import require_images, resize_images
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError
@@ -43,11 +43,28 @@ def find_sides(run: Run, data: Dataset, course: Course) -> list[tuple[int, int]]
     """Return `Run.sides` for ``data``, with 0 for the full side. Raises ConfigError if the sides do
     not fit the images."""
     sides = run.sides(course)
-    if run.train.resolution:
+    if run.grows:
         require_sides(data, [side for _, side in sides])
     # Images of full size are not downscaled: 0 says so, also to a checkpoint.
     end, _ = sides[-1]
     return [*sides[:-1], (end, 0)]
+
+
+def require_sides(data: Dataset, sides: Sequence[int]) -> None:
+    """Raise ConfigError unless the data are square images of the last of some increasing
+    ``sides``."""
+    require_images(data, "train.resolution")
+    shown = " x ".join(map(str, data.shape))
+    # One side stands for both in the setting.
+    if data.shape[1] != data.shape[2]:
+        raise ConfigError(
+            f"train.resolution needs square images; those of {data.source} are {shown}."
+        )
+    if sides[-1] != data.shape[2]:
+        raise ConfigError(
+            f"train.resolution ends with side {sides[-1]}, but the images of {data.source} have "
+            f"{data.shape[2]} ({shown}). End with that side."
+        )
 
 
 def make_sizes(
@@ -93,7 +110,8 @@ def make_sizes(
 def plan_smaller_networks(
     run: Run, data: Dataset, network: Architecture
 ) -> dict[int, Architecture]:
-    """Return the networks for downscaled images by their side; ``network`` is that of full size.
+    """Return the networks for downscaled images by their side; empty if images have one size.
+    ``network`` is that of full size.
 
     Raises ConfigError as `make_sizes` does.
     """
@@ -109,7 +127,7 @@ def plan_smaller_networks(
 def describe_sizes(run: Run, course: Course, sizes: Mapping[int, Size]) -> str:
     """Return the sizes of images, with their rounds, in words; empty if all images have one
     size."""
-    if not run.train.resolution:
+    if not run.grows:
         return ""
     words = []
     begin = 0
@@ -129,7 +147,7 @@ def describe_sizes(run: Run, course: Course, sizes: Mapping[int, Size]) -> str:
 
 
 def require_resizable(run: Run, network: Architecture) -> None:
-    if run.train.resolution and len(network.example_shape) != 3:
+    if run.grows and len(network.example_shape) != 3:
         error = ConfigError(
             "train.resolution needs a network that takes images [channels, height, width]; "
             f"{run.model.name} takes flat images, so its first layer depends on the size. Give its "
