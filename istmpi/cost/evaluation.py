@@ -71,16 +71,17 @@ class EvaluationPlan:
     """True if rank 0 alone gathers the weights, and passes all examples."""
 
 
-def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Amount:
+def evaluation_memory(run: Run, architecture: Architecture, ranks: int, local: bool) -> Amount:
     """Return the bytes of gradients and activations, which are free on every rank during an
     evaluation, or `ALWAYS_FREE` if they are fewer, or if all weights need no more.
 
-    If each rank has its own graph, only gradients count, because activations depend on the graph.
+    If each rank has its own graph (``local``), only gradients count, because activations depend on
+    the graph.
     """
     # To count what a round holds is most of the work of planning an evaluation.
     if not architecture.nodes[1] and sum(_list_sizes(architecture).values()) <= ALWAYS_FREE:
         return ALWAYS_FREE
-    local_graph = run.data.placement == "local" and architecture.nodes[1] > 0
+    local_graph = local and architecture.nodes[1] > 0
     sizes: list[Amount] = []
     for phase, _ in phase_costs(run, architecture, ranks):
         for part in phase.parts:

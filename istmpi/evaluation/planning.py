@@ -61,20 +61,21 @@ def plan_evaluation(
     """Plan the evaluations of a network on ``ranks`` ranks; ``trained_on``: those of its
     training."""
     spec = find_method_spec(run.method.name)
+    local = run.data.placement == "local"
     # A user's loop passes its own batches on every rank; columns and labels may be elsewhere.
     elsewhere = data.network is not None or data.columns or data.labels_on is not None
     plan = evaluation_plan(
         architecture,
         ranks,
-        room=evaluation_memory(run, architecture, trained_on),
+        room=evaluation_memory(run, architecture, trained_on, local),
         passes=list_passes(run, architecture, data, ranks, trained_on),
-        local=run.data.placement == "local",
+        local=local,
         spread=issubclass(data.scoring, MultiLabel),
         on_one=not elsewhere,
         present=spec.on_all_ranks(run, architecture, ranks),
         numbers=count_numbers(run.evaluate, architecture, data),
     )
-    if run.data.placement == "local" or not issubclass(data.scoring, OwnTask):
+    if local or not issubclass(data.scoring, OwnTask):
         return plan
     # Ranks gather a user's sums with their names, and agree that all could read them: two objects,
     # which fit into a slot unless the names are long.

@@ -318,27 +318,27 @@ def _axis(findings: Iterable[Finding], place: Place, length: int) -> Axis | None
         return None
     segments = []
     for start, stop in itertools.pairwise(sorted(cuts)):
-        runs = []
+        bands = []
         for finding in present:
-            run, fits = within(finding.axes[place], start, stop, finding.width.length)
+            band, fits = within(finding.axes[place], start, stop, finding.width.length)
             if not fits:
                 return None
-            if run:
-                runs.append((run.inner, finding.width))
-        segment = _segment(runs, stop - start)
+            if band:
+                bands.append((band.inner, finding.width))
+        segment = _segment(bands, stop - start)
         if segment is None:
             return None
         segments.append(segment)
     return Axis(tuple(segments))
 
 
-def _segment(runs: Iterable[tuple[int, Width]], length: int) -> Segment | None:
+def _segment(bands: Iterable[tuple[int, Width]], length: int) -> Segment | None:
     """Return the product of widths, each with the length that is inside its units; None if they do
     not nest."""
     factors: list[Factor] = []
     left = length
     # The outermost width has the most positions inside its units.
-    for inner, width in sorted(runs, key=lambda pair: pair[0], reverse=True):
+    for inner, width in sorted(bands, key=lambda pair: pair[0], reverse=True):
         outer, rest = divmod(left, width.length * inner)
         if rest or not outer:
             return None

@@ -1,9 +1,9 @@
-"""Orders of a width's units along an axis: runs of units, and positions beside them, one behind the
-other.
+"""Orders of a width's units along an axis: bands of units, and positions beside them, one behind
+the other.
 
-Most axes are one run, ``outer * units * inner``. An axis that grows by less than its length when a
+Most axes are one band, ``outer * units * inner``. An axis that grows by less than its length when a
 width doubles has positions of no unit, too, as ``torch.cat`` makes them. The concatenations of a
-forward pass propose the order of runs.
+forward pass propose the order of bands.
 """
 
 import itertools
@@ -25,7 +25,7 @@ channels lie."""
 
 
 @dataclass(frozen=True)
-class Run:
+class Band:
     """Positions of units: ``outer * units * inner``."""
 
     outer: int
@@ -37,8 +37,8 @@ class Run:
         return self.outer * self.inner
 
 
-Order = tuple[Run | int, ...]
-"""The runs on an axis. A number is that many positions of no unit."""
+Order = tuple[Band | int, ...]
+"""The bands on an axis. A number is that many positions of no unit."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Growth:
 
 
 Structure = tuple[int, ...]
-"""An order without the inner lengths of its runs: the ratio of a run, or minus a number of
+"""An order without the inner lengths of its bands: the ratio of a band, or minus a number of
 positions of no unit."""
 
 
@@ -70,78 +70,78 @@ def positions_along(order: Order, units: int, chosen: torch.Tensor) -> torch.Ten
     """
     parts = []
     start = 0
-    for run in order:
-        if isinstance(run, int):
-            places = torch.arange(run)
-            length = run
+    for band in order:
+        if isinstance(band, int):
+            places = torch.arange(band)
+            length = band
         else:
-            length = units * run.ratio
-            places = torch.arange(length).view(run.outer, units, run.inner)[:, chosen].reshape(-1)
+            length = units * band.ratio
+            places = torch.arange(length).view(band.outer, units, band.inner)[:, chosen].reshape(-1)
         parts.append(places + start)
         start += length
     return torch.cat(parts)
 
 
-def merge(runs: Iterable[Run | int]) -> Order:
-    """Return an order in which neighbours that are one run, or no units, are joined."""
-    merged: list[Run | int] = []
-    for run in runs:
+def merge(bands: Iterable[Band | int]) -> Order:
+    """Return an order in which neighbours that are one band, or no units, are joined."""
+    merged: list[Band | int] = []
+    for band in bands:
         before = merged[-1] if merged else None
-        if isinstance(run, int) and isinstance(before, int):
-            merged[-1] = before + run
-        elif isinstance(run, Run) and isinstance(before, Run) and run.inner == before.inner:
-            merged[-1] = Run(before.outer + run.outer, run.inner)
-        elif run != 0:
-            merged.append(run)
+        if isinstance(band, int) and isinstance(before, int):
+            merged[-1] = before + band
+        elif isinstance(band, Band) and isinstance(before, Band) and band.inner == before.inner:
+            merged[-1] = Band(before.outer + band.outer, band.inner)
+        elif band != 0:
+            merged.append(band)
     return tuple(merged)
 
 
 def order_on(axis: Axis, width: str, lengths: Mapping[str, int]) -> Order:
     """Return the order of a width's units on a named axis."""
-    runs: list[Run | int] = []
+    bands: list[Band | int] = []
     for segment in axis.segments:
         length = segment.length(lengths)
         if width not in segment.names:
-            runs.append(length)
+            bands.append(length)
             continue
         inner = length
         for factor in segment.factors:
             # The length inside this factor is left.
             inner //= factor.length(lengths)
             if factor.name == width:
-                runs.append(Run(length // lengths[width] // inner, inner))
-    return merge(runs)
+                bands.append(Band(length // lengths[width] // inner, inner))
+    return merge(bands)
 
 
-def within(order: Order, start: int, stop: int, units: int) -> tuple[Run | None, bool]:
-    """Return the run that has the positions from ``start`` to ``stop``, cut to them; and False if a
-    cut is impossible.
+def within(order: Order, start: int, stop: int, units: int) -> tuple[Band | None, bool]:
+    """Return the band that has the positions from ``start`` to ``stop``, cut to them; and False if
+    a cut is impossible.
 
-    The run is None if these positions belong to no unit.
+    The band is None if these positions belong to no unit.
     """
     first = 0
-    for run in order:
-        length = run if isinstance(run, int) else units * run.ratio
+    for band in order:
+        length = band if isinstance(band, int) else units * band.ratio
         if first <= start < first + length:
-            if isinstance(run, int):
+            if isinstance(band, int):
                 return None, stop <= first + length
-            all_units = units * run.inner
+            all_units = units * band.inner
             # A cut within a unit, or between two units, would separate what moves together.
             fits = (
                 (start - first) % all_units == 0
                 and (stop - start) % all_units == 0
                 and stop <= first + length
             )
-            return Run((stop - start) // all_units, run.inner), fits
+            return Band((stop - start) // all_units, band.inner), fits
         first += length
     return None, False
 
 
 def bounds(order: Order, units: int) -> list[int]:
-    """Return the first positions of the runs, and the length of the axis."""
+    """Return the first positions of the bands, and the length of the axis."""
     ends = [0]
-    for run in order:
-        length = run if isinstance(run, int) else units * run.ratio
+    for band in order:
+        length = band if isinstance(band, int) else units * band.ratio
         ends.append(ends[-1] + length)
     return ends
 
@@ -250,8 +250,8 @@ def _total(structure: Iterable[int]) -> Growth:
 def find_structures(
     growth: Growth, joined: Sequence[Structure], guess: bool = True
 ) -> list[Structure]:
-    """Return the structures that an axis may have: one run; the structures of concatenations; a run
-    before or behind the rest.
+    """Return the structures that an axis may have: one band; the structures of concatenations; a
+    band before or behind the rest.
 
     ``guess``: False leaves out the last two if a concatenation has this length.
     """
@@ -271,14 +271,14 @@ def find_structures(
     return list(dict.fromkeys(candidates))
 
 
-def possible_runs(ratio: int) -> Iterator[Run]:
-    """Yield the runs with this many positions of a unit."""
+def possible_bands(ratio: int) -> Iterator[Band]:
+    """Yield the bands with this many positions of a unit."""
     for outer in range(1, ratio + 1):
         if ratio % outer == 0:
-            yield Run(outer, ratio // outer)
+            yield Band(outer, ratio // outer)
 
 
 def _parts(growth: Growth) -> Structure:
-    """Return a structure of one run before the positions of no unit."""
+    """Return a structure of one band before the positions of no unit."""
     parts = (growth.ratio, -growth.rest)
     return tuple(part for part in parts if part)

@@ -5,11 +5,11 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from istmpi.inspection.orders import Growth, Run, Structure, merge, possible_runs
+from istmpi.inspection.orders import Band, Growth, Structure, merge, possible_bands
 from istmpi.inspection.proof import Place, Reading
 
 _Variable = tuple[str, object]
-"""A structure or a run, with the kind of the axes that have it."""
+"""A structure or a band, with the kind of the axes that have it."""
 _Choice = Mapping[_Variable, Any]
 Kind = Callable[[Place, object], object]
 ALIKE: tuple[Kind, ...] = (
@@ -44,7 +44,7 @@ def readings(
 
 
 class _Search:
-    """The structure of each kind of axes, and the run of each kind of parts, as variables."""
+    """The structure of each kind of axes, and the band of each kind of parts, as variables."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class _Search:
             self._place_of.setdefault(kind, place)
             self._add(("structure", kind), structures[place], place)
             for ratio in sorted(set(itertools.chain(*structures[place]))):
-                # Positions of no unit, which are negative numbers, have no run.
+                # Positions of no unit, which are negative numbers, have no band.
                 if ratio > 0:
-                    self._add(("run", kind_of(place, ratio)), [*possible_runs(ratio)], place)
+                    self._add(("band", kind_of(place, ratio)), [*possible_bands(ratio)], place)
         self.first: list[_Variable] = [("structure", kind) for kind in self._place_of]
 
     def _add(self, variable: _Variable, options: Sequence[Any], place: Place) -> None:
@@ -97,19 +97,19 @@ class _Search:
     def _runs_in(self, variable: _Variable, option: Any) -> list[_Variable]:
         """Return the variables that the choice of a structure brings."""
         what, kind = variable
-        if what == "run":
+        if what == "band":
             return []
         place = self._place_of[kind]
-        return [("run", self._kind_of(place, ratio)) for ratio in option if ratio > 0]
+        return [("band", self._kind_of(place, ratio)) for ratio in option if ratio > 0]
 
     def reading(self, choice: _Choice) -> Reading:
-        """Return the order on each axis for a choice of all structures and runs."""
+        """Return the order on each axis for a choice of all structures and bands."""
         reading = {}
         for place, kind in self._kinds.items():
-            order: list[Run | int] = []
+            order: list[Band | int] = []
             for part in choice["structure", kind]:
                 if part > 0:
-                    order.append(choice["run", self._kind_of(place, part)])
+                    order.append(choice["band", self._kind_of(place, part)])
                 else:
                     order.append(-part)
             reading[place] = merge(order)

@@ -59,7 +59,7 @@ class Method(LocalTraining, ABC):
     def __init__(self, job: Job):
         super().__init__(job)
         if job.optimizer:
-            job.optimizer.follow(job.run.optimizer, self._find_place)
+            job.optimizer.follow(self.rates, self._find_place)
         self._deals: dict[int, Partition] = {}
         self._loss = math.nan
         self._number_in_group = 0
@@ -121,7 +121,7 @@ class Method(LocalTraining, ABC):
         job = self.job
         if job.optimizer:
             return job.optimizer.rate(step)
-        return rate_at(job.run.optimizer, *self._find_place(step))
+        return rate_at(self.rates, *self._find_place(step))
 
     def _find_place(self, step: int) -> tuple[float, int]:
         """Return a local step's number in the plan, and the plan's number of local steps."""
@@ -326,7 +326,7 @@ class Method(LocalTraining, ABC):
         `local_steps`."""
         trained = self.subnet.network.parameters() if self.steps(number) else ()
         reports = self._exchange_reports(number, complete, trained)
-        setting = f"optimizer.lr ({self.job.run.optimizer.lr})"
+        setting = f"optimizer.lr ({self.rates.lr})"
         if self.job.optimizer:
             setting = "the learning rate"
         require_finite(reports, number, f"Lower {setting}.")

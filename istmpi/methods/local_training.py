@@ -56,6 +56,8 @@ class LocalTraining(ABC):
         self.settings = job.run.method
         """The settings of the phase's method."""
         self.spec = METHODS[self.settings.name]
+        self.rates = job.run.optimizer
+        """The settings of the learning rate."""
         self.seed = job.run.train.seed
         self.dtype = job.architecture.dtype
         """The type of the network's values."""

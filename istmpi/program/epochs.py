@@ -10,10 +10,11 @@ from istmpi.code import shown
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.config.legs import count_batches
-from istmpi.config.methods import find_method_spec
+from istmpi.config.methods import MethodSpec, find_method_spec
 from istmpi.data.batches import count_rows
 from istmpi.errors import ConfigError
 from istmpi.foreign import is_figure
+from istmpi.methods.local_training import LocalTraining
 from istmpi.optim.course import Course
 from istmpi.program.loaders import draws_at_random
 from istmpi.units import list_first
@@ -31,11 +32,11 @@ class Passes:
     local: bool
     examples: int
 
-    def settings(self, run: Run, epochs: float) -> dict[str, Any]:
+    def settings(self, method: MethodSpec, epochs: float) -> dict[str, Any]:
         """Return the settings of a run of so many ``epochs``."""
         chosen: dict[str, Any] = {"train.epochs": epochs}
         # fedavg counts its passes with the batch that `Distributed` got.
-        if not find_method_spec(run.method.name).in_passes:
+        if not method.in_passes:
             batch: Any = getattr(self.loader, "batch_size", 1)
             chosen["train.batch"] = batch * self.accumulate
         return chosen
@@ -45,7 +46,7 @@ def open_passes(
     loader: Iterable[Any],
     accumulate: int,
     local: bool,
-    run: Run,
+    method: LocalTraining,
     communicator: Communicator,
 ) -> Passes:
     """Count the examples of a rank's pass over ``loader``. Collective.
@@ -73,17 +74,17 @@ def open_passes(
                 f"epochs: ranks have different (examples, batch size): {list_first(sizes)}. Give "
                 "all ranks the same; with local=True, the numbers of examples may differ."
             )
-    return Passes(loader, accumulate, local, _count_most(sizes, local, run))
+    return Passes(loader, accumulate, local, _count_most(sizes, local, method))
 
 
-def _count_most(sizes: list[tuple[int, int | None]], local: bool, run: Run) -> int:
+def _count_most(sizes: list[tuple[int, int | None]], local: bool, method: LocalTraining) -> int:
     if local:
         return max(length for length, _ in sizes)
     length, _ = sizes[0]
     # Ranks that add up outputs take the same batches.
-    if find_method_spec(run.method.name).sums_outputs:
+    if method.spec.sums_outputs:
         return length
-    return max(count_rows("sharded", range(length), len(sizes), run.train.seed))
+    return max(count_rows("sharded", range(length), len(sizes), method.seed))
 
 
 def require_epochs(epochs: Any) -> None:

@@ -136,8 +136,9 @@ class Loop:
                 self.passes = Passes(loader, accumulate, local, 0)
                 return self.run
             self._together("epochs")
-            passes = open_passes(loader, accumulate, local, self.run, self.communicator)
-            settings = passes.settings(self.run, epochs)
+            method = self.training.method
+            passes = open_passes(loader, accumulate, local, method, self.communicator)
+            settings = passes.settings(method.spec, epochs)
             return self._plan(settings | {"output.folder": str(folder)}, passes)
 
         stops = StopSources(deadline, signals)

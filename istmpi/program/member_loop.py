@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from istmpi.comm import Communicator, HangWatch
+from istmpi.comm import Communicator
 from istmpi.comm.groups import End, Membership
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
@@ -18,7 +18,7 @@ from istmpi.program.arguments import in_python
 from istmpi.program.passes import Passes, ScoreOf, choose_batches
 from istmpi.program.protocols import Job
 from istmpi.program.round import Round
-from istmpi.record import home
+from istmpi.training.hangs import watch_for_hangs
 from istmpi.training.member import Member, MemberTraining
 
 
@@ -44,8 +44,7 @@ class MemberLoop(Member):
 
     def rounds(self, job: Job, signals: bool) -> Iterator[Round]:
         """Yield the rounds of a leader's loop. Raises the error with which it ends."""
-        folder = home(self.run.output.folder, self.run.name)
-        with in_python(), HangWatch(self._hears.world, self.run.comm.patience, folder):
+        with in_python(), watch_for_hangs(self.run, self._hears.world):
             if signals:
                 self._hears.listen()
             while True:
@@ -72,7 +71,7 @@ class MemberLoop(Member):
             ranks = self.communicator.size
         passes = Passes(scores.module, score, self.device, self._ignore)
         place, places = choose_batches(rank, ranks, self.group)
-        scores.send(passes.try_to_add_up(loader, place, places, self.run.train.seed))
+        scores.send(passes.try_to_add_up(loader, place, places, self.method.seed))
 
     def _ignore(self, message: str) -> None:
         """Leave a note to the leader, which has like batches."""

@@ -16,8 +16,7 @@ from istmpi.methods.agreement import StepLosses
 from istmpi.methods.job import LocalJob
 from istmpi.methods.local_training import LocalTraining
 from istmpi.optim.own_optimizer import OwnOptimizer
-from istmpi.record import home
-from istmpi.tasks import choose_task
+from istmpi.training.hangs import watch_for_hangs
 from istmpi.training.setup import Setup
 
 
@@ -160,7 +159,7 @@ class Member(Setup):
         job = LocalJob(
             run=run,
             architecture=self.architecture,
-            task=choose_task(self.dataset.scoring, run.train.multi_label_loss),
+            task=self.task,
             batches=self.batches,
             communicator=self.communicator,
             device=self.device,
@@ -177,10 +176,7 @@ def serve_leader(
 
     ``hang_watch``: the watch of all processes that is open already.
     """
-    if hang_watch is None:
-        folder = home(run.output.folder, run.name)
-        hang_watch = HangWatch(membership.world, run.comm.patience, folder)
-    with hang_watch:
+    with hang_watch or watch_for_hangs(run, membership.world) as hang_watch:
         if signals:
             membership.listen()
         end = _serve(run, membership, hang_watch)

@@ -239,8 +239,8 @@ def _compute_outputs(network: Architecture, inputs: tuple[torch.Tensor, ...]) ->
 
 
 def _require_none(differing: list[int], network: str, what: str) -> None:
-    """Raise ConfigError if ranks of a ``network`` differ from rank 0; ``what`` is the error, with {} for the
-    ranks."""
+    """Raise ConfigError if ranks differ from rank 0; ``what`` is the error about a ``network``,
+    with {} for the ranks."""
     if not differing:
         return
     noun = "rank"

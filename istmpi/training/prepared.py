@@ -25,7 +25,6 @@ from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.network.architecture import Architecture
 from istmpi.optim.own_optimizer import OwnOptimizer
-from istmpi.tasks import choose_task
 from istmpi.training.interval import set_interval
 from istmpi.training.progress import Tally
 from istmpi.training.same_data import summarise_data
@@ -226,7 +225,7 @@ class Prepared(Setup):
             run=run,
             course=self.course,
             architecture=self.architecture,
-            task=choose_task(self.dataset.scoring, run.train.multi_label_loss),
+            task=self.task,
             store=self.store,
             batches=self.batches,
             communicator=self.communicator,

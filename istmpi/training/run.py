@@ -34,8 +34,9 @@ from istmpi.foreign import forbid_exit
 from istmpi.lock import FolderLock
 from istmpi.names import is_own
 from istmpi.network import source
-from istmpi.record import SUMMARY, RunFolder, home
+from istmpi.record import SUMMARY, RunFolder
 from istmpi.tasks import OwnTask
+from istmpi.training.hangs import watch_for_hangs
 from istmpi.training.loop import Training
 from istmpi.training.member import serve_leader
 from istmpi.training.progress import Counts
@@ -133,7 +134,10 @@ def open_run(
     # Locks are released after everything else is closed.
     with ExitStack() as locks, ExitStack() as at_the_end:
         # From here on a rank that does not come is named, as files may hang, too.
-        hang_watch = hang_watch or _watch_for_hangs(run, communicator, tell, membership)
+        everyone = communicator
+        if membership:
+            everyone = membership.world
+        hang_watch = hang_watch or watch_for_hangs(run, everyone, tell)
         if membership:
             hang_watch.before_close = membership.dismiss
         at_the_end.push(hang_watch)
@@ -201,19 +205,6 @@ def _choose_voices(watch: Watch, rank: int) -> tuple[Voice, Voice]:
 
 def _ignore(message: str) -> None:
     """Take a message of a rank that has no watch."""
-
-
-def _watch_for_hangs(
-    run: Run,
-    communicator: Communicator,
-    tell: Callable[[str], None],
-    membership: Membership | None,
-) -> HangWatch:
-    everyone = communicator
-    if membership:
-        everyone = membership.world
-    folder = home(run.output.folder, run.name)
-    return HangWatch(everyone, run.comm.patience, folder, tell)
 
 
 class _FolderKeeper:

@@ -21,6 +21,7 @@ from istmpi.evaluation.further import require_further
 from istmpi.methods import limits
 from istmpi.methods.group_limits import require_groups, require_no_groups
 from istmpi.network.architecture import Architecture
+from istmpi.tasks import Task, choose_task
 from istmpi.training.best import Best
 from istmpi.training.columns import divide_columns
 from istmpi.training.epochs import count_most_examples, recall_most_examples, with_rounds
@@ -223,6 +224,10 @@ class Setup:
     @property
     def dataset(self) -> Dataset:
         return self.size.dataset
+
+    @property
+    def task(self) -> type[Task]:
+        return choose_task(self.dataset.scoring, self.run.train.multi_label_loss)
 
     @property
     def batches(self) -> Batches:

@@ -14,7 +14,7 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
 from istmpi.inspection.inference import infer
-from istmpi.inspection.orders import Growth, Run
+from istmpi.inspection.orders import Band, Growth
 from istmpi.inspection.proof import Trial
 from istmpi.network.arguments import user_network
 from tests.networks import joined_nets
@@ -49,7 +49,7 @@ def test_every_wrong_axis_is_caught(name, shape):
         assert trial.broken_by(finding.axes) == ""
         for place, (run,) in finding.axes.items():
             ratio = run.outer * run.inner
-            for other in [Run(a, ratio // a) for a in range(1, ratio + 1) if ratio % a == 0]:
+            for other in [Band(a, ratio // a) for a in range(1, ratio + 1) if ratio % a == 0]:
                 if other != run:
                     assert trial.broken_by({**finding.axes, place: (other,)}), (finding.width.name, place, other)
             if len(finding.axes) > 1:

@@ -56,7 +56,7 @@ def du(as_json: bool) -> None:
     Sizes are what the file system allots; the file count includes folders, as a quota of inodes
     does.
     """
-    facts = [_facts(run) for run in _find_runs(Path(read("ISTMPI_RUNS")))]
+    facts = [_facts(folder) for folder in _find_runs(Path(read("ISTMPI_RUNS")))]
     if as_json:
         print_json(facts)
     else:
@@ -72,17 +72,17 @@ def rm(folders: tuple[str, ...], yes: bool) -> None:
     root = Path(read("ISTMPI_RUNS"))
     runs = dict.fromkeys(_require_removable(folder, root) for folder in folders)
     if not yes:
-        _show([_facts(run) for run in runs])
+        _show([_facts(folder) for folder in runs])
         if not sys.stdin.isatty():
             raise ConfigError(
                 "istmpi runs rm asks before it removes, and no terminal is here to answer. "
                 "Give --yes."
             )
         click.confirm(f"Remove {counted(len(runs), 'run')}?", abort=True)
-    for run in runs:
-        if run.exists():  # else it was inside of one before
-            _remove(run)
-            say(f"removed {run}")
+    for folder in runs:
+        if folder.exists():  # else it was inside of one before
+            _remove(folder)
+            say(f"removed {folder}")
 
 
 def _find_runs(folder: Path) -> Iterator[Path]:
@@ -99,25 +99,25 @@ def _find_runs(folder: Path) -> Iterator[Path]:
             yield Path(path)
 
 
-def _facts(run: Path) -> dict[str, Any]:
+def _facts(folder: Path) -> dict[str, Any]:
     """Return a run's folder, its bytes and files on disk, and its state."""
-    statuses = [path.lstat() for path in (run, *run.rglob("*")) if os.path.lexists(path)]
+    statuses = [path.lstat() for path in (folder, *folder.rglob("*")) if os.path.lexists(path)]
     # Files with several names count once; a block has 512 bytes for every file system.
     allotted = {status.st_ino: 512 * status.st_blocks for status in statuses}
     return {
-        "folder": str(run),
+        "folder": str(folder),
         "bytes": sum(allotted.values()),
         "files": len(allotted),
-        "state": _state(run),
+        "state": _state(folder),
     }
 
 
-def _state(run: Path) -> str:
-    if _find_holder(run, run):
+def _state(folder: Path) -> str:
+    if _find_holder(folder, folder):
         return "in use"
-    if (run / SUMMARY).is_file():
+    if (folder / SUMMARY).is_file():
         return "finished"
-    if (run / COMPARISON).is_file():
+    if (folder / COMPARISON).is_file():
         return "comparison"
     return "unfinished"
 
@@ -160,18 +160,18 @@ def _require_removable(name: str, root: Path) -> Path:
     return folder
 
 
-def _find_holder(run: Path, root: Path) -> str:
+def _find_holder(folder: Path, root: Path) -> str:
     """Return the process that has locked a run, a run in it, or a comparison around it."""
-    around = [folder for folder in run.parents if root in folder.parents]
-    inside = [path.parent for path in run.rglob(lock.FILE)]
-    for folder in (run, *around, *inside):
-        holder = lock.holder(folder)
+    around = [path for path in folder.parents if root in path.parents]
+    inside = [path.parent for path in folder.rglob(lock.FILE)]
+    for path in (folder, *around, *inside):
+        holder = lock.holder(path)
         if holder:
             return holder
     return ""
 
 
-def _remove(run: Path) -> None:
+def _remove(folder: Path) -> None:
     """Remove a run's folder, locked meanwhile; the files of `MARKS` go last.
 
     Raises OutputError if that fails.
@@ -183,14 +183,14 @@ def _remove(run: Path) -> None:
         return 1 if path.name in MARKS else 0
 
     try:
-        lock.FolderLock(run)
-        for path in sorted(run.iterdir(), key=place):
+        lock.FolderLock(folder)
+        for path in sorted(folder.iterdir(), key=place):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        run.rmdir()
+        folder.rmdir()
     except OSError as error:
         raise OutputError(
-            f"{error.filename or run}: cannot be removed ({error.strerror})."
+            f"{error.filename or folder}: cannot be removed ({error.strerror})."
         ) from None

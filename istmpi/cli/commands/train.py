@@ -20,7 +20,6 @@ from istmpi.cli.run_options import (
 from istmpi.config import Run
 from istmpi.errors import DataError
 from istmpi.names import is_own
-from istmpi.record import home
 
 ANSWERS = "predictions.csv"
 """The file of --predict in a run's folder."""
@@ -116,6 +115,7 @@ def command(
 
     from istmpi import comm
     from istmpi.comm.members import agreed_with_members
+    from istmpi.training.hangs import watch_for_hangs
 
     communicator = comm.world()
     with agreed_with_members(communicator):
@@ -131,12 +131,8 @@ def command(
             # Or torch, once imported, warns of networks that use all of their parameters.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-    folder = home(resolved.output.folder, resolved.name)
     # Imports may hang on a network's file system.
-    hang_watch = comm.HangWatch(
-        communicator, resolved.comm.patience, folder, cure=comm.WHILE_LOADING
-    )
-    with hang_watch:
+    with watch_for_hangs(resolved, communicator, cure=comm.WHILE_LOADING) as hang_watch:
         from istmpi.cli.display import TrainingDisplay
         from istmpi.loggers.logger import LoggedWatch
         from istmpi.training.run import run_training
