@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -185,9 +185,22 @@ class Run:
         method = self.method
         if runs_in_passes(method.name):
             return Course.from_rounds(math.ceil(passes / method.epochs))
+        return Course.from_epochs(passes, self._examples_in_a_round, most_examples)
+
+    @property
+    def _examples_in_a_round(self) -> int:
         # A batch counts once, however often a round passes over it.
-        in_a_round = count_batches(self.method) * self.train.batch
-        return Course.from_epochs(passes, in_a_round, most_examples)
+        return count_batches(self.method) * self.train.batch
+
+    def count_epochs(self, most_examples: Mapping[int, int], rounds: int) -> Fraction:
+        """Return the passes over the data of the rank that has most, after so many rounds."""
+        if runs_in_passes(self.method.name):
+            return Fraction(rounds * self.method.epochs)
+        epochs = Fraction(0)
+        changes = sorted(begin for begin in most_examples if begin < rounds)
+        for begin, end in pairwise([*changes, rounds]):
+            epochs += Fraction((end - begin) * self._examples_in_a_round, most_examples[begin])
+        return epochs
 
     def sides(self, course: Course | None = None) -> list[tuple[int, int]]:
         """Return (rounds done when an image size ends, side of the images) for each size.

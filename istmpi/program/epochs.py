@@ -3,14 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any, Protocol
 
 from istmpi.code import shown
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.config.legs import count_batches
-from istmpi.config.methods import MethodSpec, find_method_spec
+from istmpi.config.methods import MethodSpec
 from istmpi.data.batches import count_rows
 from istmpi.errors import ConfigError
 from istmpi.foreign import is_figure
@@ -103,15 +101,6 @@ class Measured(Protocol):
 def count_epochs(training: Measured, rounds: int) -> Fraction:
     """Return the passes over the data of the rank that has most, after ``rounds`` rounds. Raises
     ConfigError for a run that is not measured in epochs."""
-    run = training.run
-    most_examples = training.most_examples
-    if not most_examples:
+    if not training.most_examples:
         raise ConfigError("round.epoch and round.ends_epoch go with job.epochs, not job.rounds.")
-    if find_method_spec(run.method.name).in_passes:
-        return Fraction(rounds * run.method.epochs)
-    in_a_round = count_batches(run.method) * run.train.batch
-    epochs = Fraction(0)
-    changes = sorted(begin for begin in most_examples if begin < rounds)
-    for begin, end in pairwise([*changes, rounds]):
-        epochs += Fraction((end - begin) * in_a_round, most_examples[begin])
-    return epochs
+    return training.run.count_epochs(training.most_examples, rounds)
