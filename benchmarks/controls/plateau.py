@@ -287,8 +287,8 @@ class Campaign:
                 "score": f"{mean(scores):.4f}",
                 "+-": f"{interval(scores):.4f}" if len(scores) > 1 else "",
                 "MB sent": f"{found[0].get('bytes', 0) / 1e6:.1f}",
-                "MB trained": f"{float(trained):.2f}",
-                "MB beside": f"{float(beside):.2f}",
+                "MB trained": f"{float(trained):.3g}",
+                "MB beside": f"{float(beside):.3g}",
             }
 
 

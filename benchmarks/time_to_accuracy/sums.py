@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import reporting
+from benchmarks.controls.plateau import JOINT, NEVER, TASKS, Campaign, Cell, rows_of
 from benchmarks.controls.plateau import METHODS as ROWS
-from benchmarks.controls.plateau import TASKS, Campaign, Cell, rows_of
 from benchmarks.controls.rivals import record_in
 from benchmarks.reporting import keep_cell, restore_cells, store_cells
 from benchmarks.time_to_accuracy.peers import sent_by_this_host
@@ -29,7 +29,7 @@ from istmpi.comm import Communicator, world
 from istmpi.training.loop import Training
 
 NAME = "joint-seconds"
-METHODS = tuple(name for name in ROWS if name.startswith(("joint", "narrow", "ist, never")))
+METHODS = tuple(name for name in ROWS if name.startswith((JOINT, "narrow", NEVER)))
 
 
 def round_trip() -> str:
@@ -40,26 +40,26 @@ def round_trip() -> str:
 def measure(cell: Cell, folder: Path, communicator: Communicator) -> dict:
     """Train, and return seconds of the rounds, bytes and the score. Collective."""
     run = cell.run(folder)
-    run = run.override({"evaluate.every": run.train.rounds})
+    form = "blocks" if cell.row.method == NEVER else run.evaluate.form
+    run = run.override({"evaluate.every": run.train.rounds, "evaluate.form": form})
     training = Training(run, communicator)
-    counted: list[int] = []
-    interfaces: list[int] = []
+    counted: list[tuple[int, int]] = []
     for progress in training.rounds():
         # No rank is in the next round while another one reads its counter.
         if progress.round in (1, run.train.rounds - 1):
             communicator.barrier()
-            interfaces.append(sent_by_this_host() or 0)
-            counted.append(progress.bytes)
+            counted.append((progress.bytes, sent_by_this_host() or 0))
             communicator.barrier()
     seconds = training.clock.seconds
-    sent = communicator.allgather(interfaces[-1] - interfaces[0])
+    between, interfaces = (last - first for first, last in zip(counted[0], counted[-1], strict=True))
     return {
         "test": training.evaluator.score("test").score,
+        "form": form,
         "seconds": sum(value for name, value in seconds.items() if name not in ("evaluate", "save")),
         "phases": dict(seconds),
         "bytes": progress.bytes,
-        "bytes between": counted[-1] - counted[0],
-        "bytes of interfaces": sum(sent),
+        "bytes between": between,
+        "bytes of interfaces": sum(communicator.allgather(interfaces)),
         "line": line_rate(),
         "round trip": round_trip(),
     }
@@ -69,10 +69,7 @@ def choose_cells(campaign: Campaign, task: str, ranks: int, width: int, methods:
     """Return the first seed of each method at its best rate."""
     rows = [row for row in rows_of(TASKS[task]) if (row.ranks, row.width) == (ranks, width) and not row.regularised]
     by_method = {row.method: row for row in rows}
-    cells: list[Cell] = []
-    for method in methods:
-        cells += campaign.cells(by_method[method])[:1]
-    return cells
+    return [cell for method in methods for cell in campaign.cells(by_method[method])[:1]]
 
 
 def write_report(folder: Path, results: Path) -> None:
@@ -86,9 +83,9 @@ def write_report(folder: Path, results: Path) -> None:
         task, ranks, width, method = re.search(
             r"-mbit\d+-(?:[\d.]+ms-)?(.*)-P(\d+)-w(\d+)-(.*)-n\d+", file.stem
         ).groups()
-        ratio = ""
-        if record["bytes between"]:
-            ratio = f"{record['bytes of interfaces'] / record['bytes between']:.3f}"
+        between = record["bytes between"]
+        simulated = record_of(argparse.Namespace(name=re.sub(r".*-mbit\d+-([\d.]+ms-)?", "", file.stem)))
+        blocks = (simulated or {}).get("ends", {}).get("blocks")
         lines.append(
             {
                 "task": task.removesuffix("-alike"),
@@ -98,16 +95,19 @@ def write_report(folder: Path, results: Path) -> None:
                 "ms": record.get("round trip", "0"),
                 "method": method.replace("-", " "),
                 "test": f"{100 * record['test']:.1f}",
+                "scored": record.get("form") or ("sum" if method.startswith(JOINT) else "merged"),
+                "simulated, as blocks": f"{100 * blocks['test']:.1f}" if blocks else "",
                 "s": f"{record['seconds']:.1f}",
                 "computing": f"{record['phases']['compute'] / record['seconds']:.2f}",
                 "MB sent": f"{record['bytes'] / 1e6:.1f}",
-                "interfaces / counted": ratio,
+                "interfaces / counted": f"{record['bytes of interfaces'] / between:.3f}" if between else "",
                 "commit": record["commit"],
             }
         )
     lines.sort(key=lambda line: (line["task"], int(line["Mbit/s"]), float(line["ms"])))
     notes = (
-        "One seed, at the rate that controls.plateau chose for each method; every rank has all data. Seconds of the "
+        "One seed, at the rate that controls.plateau chose for each method; every rank has all data. Scored: the "
+        "form of the network. As blocks, side by side: the same cell of controls.plateau. Seconds of the "
         "rounds of one run, evaluation left out; all emulated hosts share two cores, so computing takes about four "
         "times as long as on machines of their own. Interfaces / counted: bytes that the hosts' interfaces sent, with "
         "the headers of TCP, IP and Ethernet, by those that istmpi counted, from the end of the first round to that of "
@@ -128,7 +128,8 @@ def main() -> None:
     communicator = world()
     if communicator.rank == 0:
         restore_cells(NAME, options.cells, options.results)
-        restore_cells(f"plateau-{options.task}", options.cells, options.results)
+        for task in TASKS if options.report else [options.task]:
+            restore_cells(f"plateau-{task}", options.cells, options.results)
     communicator.barrier()
     if options.report:
         write_report(options.cells, options.results)

@@ -25,6 +25,7 @@ from benchmarks.reporting import keep_cell, restore_cells, store_cells
 from istmpi.comm.ledger import estimate_line_bytes
 
 NAME = "whole-command"
+PREDICTED = {"evaluation": "evaluations", "saving": "saving"}
 SAVES = ("saving_least", "saving")
 COMMON = ["digits", "--rounds", "8", "--local-steps", "20", "--batch", "32"]
 WIDTH = 1024
@@ -33,6 +34,8 @@ METHODS = {
     "ist, never redealt": ["--redeal", "0"],
     "local SGD": ["--method", "local-sgd"],
     "SparseLoCo": ["--method", "sparse-loco"],
+    "joint": ["--method", "joint"],
+    "joint, J = 1": ["--method", "joint", "--local-steps", "1", "--rounds", "160"],
     "narrow, local SGD": ["--method", "local-sgd"],
     "narrow, SparseLoCo": ["--method", "sparse-loco"],
 }
@@ -60,12 +63,8 @@ def predict(words: list[str], hosts: int, cluster: Path) -> dict:
     plan = ["--dry-run", "--ranks", str(hosts), "--cluster", str(cluster), "--json"]
     command = [sys.executable, "-m", "istmpi", "train", *words, *plan]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return {
-        "rounds": found["sent_bytes"],
-        "evaluation": [found["evaluations"][name] for name in ("least", "sent")],
-        "saving": [found["saving"][name] for name in ("least", "sent")],
-        "seconds": found["seconds"],
-    }
+    both = {name: [found[key][one] for one in ("least", "sent")] for name, key in PREDICTED.items()}
+    return {"rounds": found["sent_bytes"], "seconds": found["seconds"], **both}
 
 
 def measure(cluster: Cluster, words: list[str]) -> dict:
@@ -99,10 +98,7 @@ def beside(measured: float, predicted: float | list | None, digits: int = 2, uni
     """Write a measured figure, with the predicted one in brackets if there is one; of several the nearest."""
     if isinstance(predicted, list):
         predicted = min(predicted, key=lambda figure: abs(figure - measured), default=None)
-    text = f"{measured / unit:.{digits}f}"
-    if predicted is not None:
-        text += f" ({predicted / unit:.{digits}f})"
-    return text
+    return f"{measured / unit:.{digits}f}" + ("" if predicted is None else f" ({predicted / unit:.{digits}f})")
 
 
 def write_report(folder: Path, results: Path) -> None:
