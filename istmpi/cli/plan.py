@@ -80,6 +80,7 @@ def _plan_around_rounds(
     from istmpi.evaluation.planned_bytes import plan_evaluations
     from istmpi.evaluation.planning import choose_interval
     from istmpi.training.saves import plan_saves
+    from istmpi.training.waits import plan_waits
 
     # As a training does: the size of the calibration sample depends on the interval.
     run = run.override({"evaluate.every": choose_interval(run, network, data, ranks)})
@@ -87,6 +88,7 @@ def _plan_around_rounds(
     figures: dict[str, Any] = {
         "evaluations": asdict(evaluations),
         "saving": asdict(plan_saves(run, network, data, ranks)),
+        "waits": asdict(plan_waits(run, network, data, ranks)),
     }
     if cluster is not None:
         from istmpi.cluster.figures import find_cluster

@@ -22,8 +22,6 @@ from istmpi.comm.communicator import FIRST_OWN_TAG, Communicator
 from istmpi.comm.host_copies import copy_from_host, to_host
 from istmpi.comm.segment import Segment
 
-CALLS = 2
-"""The collective calls for which a segment counts: a reduce-scatter and an all-gather."""
 _TAGS = FIRST_OWN_TAG
 """The number of different tags."""
 
@@ -168,7 +166,7 @@ def average_together(tensors: Sequence[torch.Tensor], communicator: Communicator
         for part in ring.segments(flat.numel(), flat.element_size(), communicator.size):
             moving.put(Segment(flat[part], None, 0, count % _TAGS, communicator))
             count += 1
-    moving.finish(calls=CALLS * -(-count // ring.SEGMENTS_AT_ONCE))
+    moving.finish(calls=ring.CALLS * -(-count // ring.SEGMENTS_AT_ONCE))
 
 
 class EncodedMean:
@@ -246,7 +244,7 @@ class _Moving:
         moved = [segment.advance() for segment in self._under_way]
         done = [segment for segment in self._under_way if segment.done]
         self._bytes_sent += sum(segment.bytes_sent for segment in done)
-        self._calls += CALLS * len(done)
+        self._calls += ring.CALLS * len(done)
         self._under_way = [segment for segment in self._under_way if not segment.done]
         self._requests = [request for segment in self._under_way for request in segment.requests]
         return any(moved)

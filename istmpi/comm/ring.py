@@ -10,7 +10,7 @@ ranks. A rank then waits for other ranks twice instead of 2(P-1) times, sums in 
 sends as many bytes.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from types import MappingProxyType
@@ -24,6 +24,8 @@ CHUNK_BYTES = 2**20
 """The most bytes of a message."""
 SHORT_BYTES = 2**14
 """The most bytes of a chunk that goes straight. P-1 of them arrive at once, so they are short."""
+CALLS = 2
+"""The collective calls for which a segment counts: a reduce-scatter and an all-gather."""
 SEGMENTS_AT_ONCE = 4
 """Segments under way at once. While one segment waits for the next rank, the others keep the line
 busy."""
@@ -79,6 +81,23 @@ def count_waits(nbytes: float | Fraction, ranks: int) -> int:
     if is_short(nbytes / ranks):
         return 2 * (ranks > 1)
     return 2 * (ranks - 1)
+
+
+def count_calls(
+    elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT
+) -> int:
+    """Return the collective calls for which an all-reduce of these tensors counts."""
+    if ranks == 1:
+        return 0
+    return CALLS * sum(1 for _ in _pieces(elements, itemsize, ranks, forms))
+
+
+def count_calls_together(elements: Sequence[int], itemsize: int, ranks: int) -> int:
+    """Return the collective calls of means of flat tensors that travel at the same time."""
+    if ranks == 1:
+        return 0
+    pieces = sum(len([*segments(count, itemsize, ranks)]) for count in elements)
+    return CALLS * -(-pieces // SEGMENTS_AT_ONCE)
 
 
 def count_sent_bytes(

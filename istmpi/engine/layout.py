@@ -166,3 +166,15 @@ def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ..
         len(layout.positions(axis, place, rank))
         for place, axis in enumerate(parameter.pattern.axes)
     )
+
+
+def count_largest_message(pieces: Iterable[Parameter], source: Layout, target: Layout) -> int:
+    """Return the most bytes of ``pieces`` that any rank can send to another: the same number on all
+    ranks."""
+    total = 0
+    for piece in pieces:
+        elements = 1
+        for place, axis in enumerate(piece.pattern.axes):
+            elements *= min(source.largest(axis, place), target.largest(axis, place))
+        total += elements * piece.itemsize
+    return total

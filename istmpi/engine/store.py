@@ -14,6 +14,7 @@ import torch
 from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.engine.axes import Parameter, with_slots
+from istmpi.engine.buckets import divide_into_buckets
 from istmpi.engine.layout import Layout, Owners, part_shape
 from istmpi.engine.slots import Slot, select_weights
 
@@ -21,8 +22,6 @@ Tensors = Mapping[str, torch.Tensor]
 
 _CHUNK = 2**20
 """The number of elements that are drawn or digested at a time, to bound memory."""
-_BUCKET = 2**22
-"""The most bytes of whole tensors that are gathered together."""
 
 
 class ParameterStore:
@@ -102,27 +101,13 @@ class ParameterStore:
                 break
             # A copy, because the caller may change it.
             yield name, self._lent[name].detach().clone()
-        elsewhere = [name for name in names if name not in self._lent]
-        for bucket in self._buckets(elsewhere):
-            yield from self._gather_bucket(bucket, communicator, on_one)
-
-    def _buckets(self, names: Iterable[str]) -> Iterator[list[str]]:
-        """Yield names whose whole tensors have one dtype, and together at most `_BUCKET` bytes
-        unless one is larger."""
-        filling: dict[torch.dtype, list[str]] = {}
-        filled: dict[torch.dtype, int] = {}
+        sizes: dict[str, tuple[torch.dtype, int]] = {}
         for name in names:
-            dtype = self.tensors[name].dtype
-            nbytes = prod(self._whole_shape(name)) * dtype.itemsize
-            bucket = filling.setdefault(dtype, [])
-            if bucket and filled[dtype] + nbytes > _BUCKET:
-                yield bucket
-                bucket = filling[dtype] = []
-            if not bucket:
-                filled[dtype] = 0
-            bucket.append(name)
-            filled[dtype] += nbytes
-        yield from filling.values()
+            if name not in self._lent:
+                dtype = self.tensors[name].dtype
+                sizes[name] = (dtype, prod(self._whole_shape(name)) * dtype.itemsize)
+        for bucket in divide_into_buckets(sizes):
+            yield from self._gather_bucket(bucket, communicator, on_one)
 
     def _gather_bucket(
         self, names: Sequence[str], communicator: Communicator, on_one: bool

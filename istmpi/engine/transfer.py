@@ -17,7 +17,12 @@ from istmpi.comm import STAGING_BYTES, Communicator
 from istmpi.comm.codec import EXACT, Wire
 from istmpi.engine.axes import Axis, Parameter
 from istmpi.engine.blocks import Block, Message, split
-from istmpi.engine.layout import Layout, TrainingLayout, pieces_to_move
+from istmpi.engine.layout import (
+    Layout,
+    TrainingLayout,
+    count_largest_message,
+    pieces_to_move,
+)
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.positions import Positions, overlap
 from istmpi.engine.route import Leg
@@ -263,15 +268,8 @@ class Transfer:
     @property
     def _largest_message(self) -> int:
         """The most bytes that any rank can send to another: the same number on all ranks."""
-        total = 0
-        for _, _, piece in self._pieces:
-            elements = 1
-            for place, axis in enumerate(piece.pattern.axes):
-                elements *= min(
-                    self._source.largest(axis, place), self._target.largest(axis, place)
-                )
-            total += elements * piece.itemsize
-        return total
+        pieces = [piece for _, _, piece in self._pieces]
+        return count_largest_message(pieces, self._source, self._target)
 
 
 @dataclass(frozen=True)

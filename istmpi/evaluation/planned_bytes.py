@@ -49,8 +49,7 @@ def plan_evaluations(run: Run, architecture: Architecture, data: Dataset, ranks:
     by side neither with several outputs, sharded layers, graphs or a validation split.
     """
     every = choose_interval(run, architecture, data, ranks)
-    last = run.train.rounds
-    rounds = [*range(every, last, every), last]
+    rounds = list_evaluated(run, every)
     unknown = Planned(every=every, count=len(rounds), sent=None, least=None)
     plan = plan_evaluation(run, architecture, data, ranks, ranks)
     if not has_known_sizes(run, plan):
@@ -80,6 +79,13 @@ def plan_evaluations(run: Run, architecture: Architecture, data: Dataset, ranks:
     merged = len(rounds) * plan.sums + details
     both = flushed + len(rounds) * _count_choice(run, architecture, data, ranks, plan)
     return replace(unknown, sent=both + max(merged, blocks), least=both + min(merged, blocks))
+
+
+def list_evaluated(run: Run, every: int) -> list[int]:
+    """Return the rounds, from 1, after which a run is evaluated; ``every``: rounds between
+    evaluations."""
+    last = run.train.rounds
+    return [*range(every, last, every), last]
 
 
 def _count_flushed(
@@ -140,17 +146,26 @@ def _count_passed(run: Run, architecture: Architecture, ranks: int, examples: in
     outputs for so many examples."""
     # Ranks add up outputs round a ring.
     sent = 2 * (ranks - 1) * count_output_bytes(architecture, examples)
+    for name in list_lacking(run, architecture, ranks):
+        parameter = architecture.parameters[name]
+        sent += (ranks - 1) * parameter.size(architecture.lengths) * parameter.itemsize
+    return sent
+
+
+def list_lacking(run: Run, architecture: Architecture, ranks: int) -> list[str]:
+    """Return the names of the parameters that owners send to ranks that score their subnets: what
+    is not dealt out, and what no method keeps on every rank."""
     spec = find_method_spec(run.method.name)
     # Each rank has the values of its subnet.
     if spec.sums_outputs:
-        return sent
+        return []
     present = spec.on_all_ranks(run, architecture, ranks)
     groups = spec.groups(run, architecture)
+    lacking = []
     for name, parameter in architecture.parameters.items():
-        # Owners send what is not dealt out, and what no method keeps on every rank.
         if name not in present and not parameter.pattern.dealt(groups):
-            sent += (ranks - 1) * parameter.size(architecture.lengths) * parameter.itemsize
-    return sent
+            lacking.append(name)
+    return lacking
 
 
 def count_calibration_bytes(

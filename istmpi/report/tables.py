@@ -18,6 +18,7 @@ from istmpi.network.architecture import Architecture
 from istmpi.optim import schedules
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets, verdict
+from istmpi.report.waits import describe_waits
 from istmpi.units import counted, duration, number, size
 
 CHANGING = (
@@ -76,6 +77,8 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
         console.print(_describe_evaluations(figures["evaluations"]))
     if "saving" in figures:
         console.print(f"saving: {_describe_saving(figures['saving'])}")
+    if "waits" in figures and figures["ranks"] > 1:
+        console.print(describe_waits(figures["waits"]))
     if "seconds" in figures:
         console.print(_describe_seconds(figures["seconds"]))
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)

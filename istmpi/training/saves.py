@@ -20,8 +20,15 @@ from istmpi.network.architecture import Architecture
 
 CALLS = 4
 """Collective calls of a save after an evaluation, one after the other."""
+CALLS_OF_CHECKPOINT = CALLS + 1
+"""Collective calls of a checkpoint: ranks also agree before it whether all may save."""
+CALLS_OF_JOINT = 2
+"""Collective calls that bring subnets of method joint to their owners: what is dealt out, and what
+each subnet has."""
 CALLS_OF_MOMENTS = 2
 """Collective calls that bring the moments of subnets side by side together."""
+CALLS_OF_ROWS = 2
+"""Collective calls in which rank 0 learns of other ranks' rows if hosts share no folder."""
 _AGREEMENTS = 2
 """The number of agreements among them; before a checkpoint, which a thread may write, ranks agree
 once more."""
@@ -51,18 +58,16 @@ def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
     They are not known if weights travel for a classifier's temperature, or rows, or if the number
     of saves or of datasets is not known before the run.
     """
-    unknown = _find_unknown(run, data)
+    unknown = find_unknown(run, data)
     if unknown:
         return PlannedSaves(unknown=unknown)
-    checkpoints: range | list[int] = []
-    if run.checkpoint.every:
-        checkpoints = range(run.checkpoint.every, run.train.rounds, run.checkpoint.every)
+    checkpoints = list_checkpoints(run)
     evaluated = choose_interval(run, architecture, data, ranks)
     unevaluated = [number for number in checkpoints if number % evaluated]
     calibration = count_calibration_bytes(run, architecture, data, ranks)
     datasets = _count_datasets(run, architecture)
     moments = _count_moments_bytes(run, architecture, ranks)
-    to_owners = _count_bytes_to_owners(run, architecture, ranks, [*checkpoints], unevaluated)
+    to_owners = _count_bytes_to_owners(run, architecture, ranks, checkpoints, unevaluated)
     if calibration is None:
         return PlannedSaves(unknown="weights or labels travel for the temperature of the classes")
     if datasets is None or moments is None or to_owners is None:
@@ -79,7 +84,15 @@ def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
     return PlannedSaves(sent=sent, least=least, rows=rows)
 
 
-def _find_unknown(run: Run, data: Dataset) -> str:
+def list_checkpoints(run: Run) -> list[int]:
+    """Return the rounds, from 1, after which a run saves a checkpoint."""
+    every = run.checkpoint.every
+    if not every:
+        return []
+    return [*range(every, run.train.rounds, every)]
+
+
+def find_unknown(run: Run, data: Dataset) -> str:
     """Return the setting that makes the bytes of saves unknown before the run; empty if none
     does."""
     writer = run.checkpoint.writer

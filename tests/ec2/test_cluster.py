@@ -44,8 +44,7 @@ def test_up_status_down(account):
 
 
 def test_a_cluster_is_tagged_and_closed_and_ends_by_itself(account):
-    """Its instances by themselves, and for good; its group, which would replace them, before that. More addresses than
-    a /16 need a yes."""
+    """Its group first, which would replace instances; then these, for good. More addresses than a /16 need a yes."""
     now = datetime.now(timezone.utc)
     open_to = ("--ssh-from", "203.0.0.0/15", "--yes-open")
     made = account.cluster("up", "speech", "--preset", "paper-4", *open_to, "--hours", "3", "--yes")

@@ -52,8 +52,7 @@ def calibration_sample(training, count):
 
 @pytest.mark.parametrize("case", ["often", "dropout", "fewer labels than ranks"])
 def test_the_score_is_that_of_the_whole_network(comm, shared_tmp, case):
-    """Of the present weights, however often they were scored before. tests/mpi/test_full_network.py has other
-    normalisations, activations and layers."""
+    """Of the present weights, however often they were scored before (more layers: mpi/test_full_network.py)."""
     settings = {"model__output_norm": False, "model__dropout": 0.5} if case == "dropout" else {}
     if case == "fewer labels than ranks":
         write(comm, shared_tmp / "two.npz", labels=2)

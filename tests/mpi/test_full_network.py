@@ -69,8 +69,7 @@ def prepared(comm, looked_at):
 
 
 def naive(comm, own, network, store, sample, batches):
-    """What the plain class makes of each batch, with all weights, PyTorch's own normalisations and the scale by hand.
-    ``sample``: they are calibrated on; their moments are returned, too."""
+    """What the plain class makes of each batch, calibrated on ``sample``, and the moments. The scale is by hand."""
     per_rank = comm.allgather({name: values.numpy() for name, values in store.tensors.items()})
     weights = {name: torch.from_numpy(np.concatenate([rows[name] for rows in per_rank])) for name in store.tensors}
     module = own.build().double()

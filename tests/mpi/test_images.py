@@ -1,5 +1,4 @@
 """Images in a run: small ones first, and what is carried to larger ones; augmented ones, of which scores see nothing.
-
 test_interrupted.py goes on with images that grow.
 """
 

@@ -69,8 +69,7 @@ for place, step in {"early": 9, "where it leaves": 10, "behind that": 11}.items(
 
 @pytest.mark.parametrize("settings, poisoned", DIVERGING.values(), ids=DIVERGING)
 def test_the_round_and_the_rank_are_those_that_went_wrong(comm, settings, poisoned):
-    """One rank meets an example that is not finite in the third round. The weights of the second round are kept. This
-    holds for weights that nobody sent home yet, and whatever has left before its round's end."""
+    """One rank meets a value that is not finite in the third round. The weights of the second round are kept."""
     spared, training = (Training(small_run(**settings), comm) for _ in range(2))
     rounds = spared.rounds()
     next(rounds), next(rounds)

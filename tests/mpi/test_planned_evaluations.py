@@ -8,13 +8,15 @@ from own_runs import DEEP, RESNET
 from small import own_run, small_run
 
 from istmpi.checkpoint.state import model_pieces
-from istmpi.comm.ledger import EVALUATION, SAVING
+from istmpi.comm.ledger import EVALUATION, ROUNDS, SAVING
 from istmpi.cost import run_bytes
 from istmpi.evaluation.planned_bytes import plan_evaluations
+from istmpi.evaluation.planned_waits import plan_evaluation_waits
 from istmpi.evaluation.planning import SHARE, choose_interval
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 from istmpi.training.saves import plan_saves
+from istmpi.training.waits import plan_waits
 
 OWN = {"data__source": f"{FILE}:blank", "model__name": f"{FILE}:Pairs", "model__hidden": 16, "train__batch": 5}
 KNOWN = [
@@ -31,11 +33,17 @@ KNOWN = [
 JOINT = {"method__name": "joint"}
 SIDE_BY_SIDE = [
     {"method__redeal": 0.0},
-    {"method__redeal": 0.0, "method__shares": [3.0, 1.0, 2.0, 1.0][:3]},
+    {"method__redeal": 0.0, "method__shares": [3.0, 1.0, 2.0]},
     {"method__redeal": 0.0, "evaluate__form": "blocks", "model__norm": "layer", "model__bias": True},
     {"method__redeal": 0.0, "method__partition": ["hidden1"]},
     {"method__redeal": 0.0, "model__norm": "layer", "model__output_norm": False},
     JOINT,
+]
+OTHERS = [
+    {"method__redeal": 0.0, "method__delay": 1, "optimizer__momentum": 0.9},
+    JOINT | {"method__local_steps": 1, "optimizer__clip": 1.0},
+    {"method__finish": "ist:40%", "method__name": "local-sgd", "method__delay": 1},
+    *({"method__name": name} for name in ("easgd", "codistillation", "dynamic-averaging")),
 ]
 
 
@@ -76,6 +84,8 @@ def test_planned_bytes_are_counted_bytes(comm, monkeypatch, settings, where):
     assert total in (planned.least, planned.sent) or len(forms) > 1
     if where == "on one":
         assert total == sum(comm.allgather(comm.ledger.sent[EVALUATION].bytes))
+    waits = plan_evaluation_waits(training.run, training.architecture, training.dataset, comm.size)
+    assert waits.least <= comm.ledger.sent[EVALUATION].calls <= waits.calls
 
 
 @pytest.mark.ranks(min=2)
@@ -102,29 +112,38 @@ def test_a_run_that_depends_on_its_evaluations_keeps_ten(comm):
         assert choose_interval(run.override(settings), training.architecture, training.dataset, comm.size) == every
 
 
+@pytest.mark.both
+@pytest.mark.ranks(only=[2, 3, 4])
 @pytest.mark.parametrize(
     "settings, every",
-    [*product([*KNOWN, *SIDE_BY_SIDE], [2]), *product([*KNOWN[::3], *SIDE_BY_SIDE], [0])],
+    [*product([*KNOWN, *SIDE_BY_SIDE, *OTHERS], [2]), *product([*KNOWN[::3], *SIDE_BY_SIDE], [0])],
     ids=name_case,
 )
-def test_planned_bytes_of_saves_are_counted_bytes(comm, shared_tmp, settings, every):
+def test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, every):
     """The network's file, and a checkpoint after every other round but the last; one of them after an evaluation."""
     times = {"train__rounds": 5, "checkpoint__every": every, "evaluate__every": 4}
+    if "method__shares" in settings:
+        times["method__shares"] = [*settings["method__shares"], 1.0][: comm.size]
     run = own_run(**settings | times, output__folder=str(shared_tmp / "run"))
-    form = run_training(run, comm).last.score.form
+    summary = run_training(run, comm)
     sent = sum(comm.allgather(comm.ledger.sent[SAVING].bytes))
     training = Training(run, comm)
     planned = plan_saves(training.run, training.architecture, training.dataset, comm.size)
     # Ranks save values of their own, or what they have not yet sent.
-    own_values = settings.get("method__name") in ("admm", "downpour", "streaming-diloco")
+    own_values = settings in OTHERS[2:] or settings.get("method__name") in ("admm", "downpour", "streaming-diloco")
     if own_values or (every and "method__share_every" in settings):
         assert planned.sent is planned.least is None and planned.unknown == "each rank saves its own values"
     else:
         rows = [piece.bytes.size for piece in model_pieces(training.store)] * bool(comm.rank)
         assert planned.rows == sum(comm.allgather(sum(rows))), "which rank 0 receives if hosts share no folder"
-        of_form = planned.least if form == "merged" else planned.sent
+        of_form = planned.least if summary.last.score.form == "merged" else planned.sent
         # The checkpoint after an evaluation may have another form, with or without moments of subnets.
         assert sent in (of_form, (planned.least + planned.sent) // 2 if every else of_form)
+    waits = plan_waits(training.run, training.architecture, training.dataset, comm.size)
+    for purpose in (ROUNDS, EVALUATION, SAVING):
+        found, unknown = getattr(waits, purpose), purpose != ROUNDS or settings is OTHERS[-1]
+        assert bool(found.unknown) == (settings in OTHERS[2:] and unknown), found.unknown
+        assert found.unknown or found.least <= summary.sent[purpose].calls <= found.calls, purpose
 
 
 @pytest.mark.ranks(only=[2, 4])
@@ -132,4 +151,4 @@ def test_planned_bytes_of_saves_are_counted_bytes(comm, shared_tmp, settings, ev
 @pytest.mark.parametrize("network", [{}, RESNET, DEEP], ids=["mlp", "resnet", "by blocks"])
 def test_planned_bytes_of_saved_moments_are_counted_bytes(comm, shared_tmp, network, method):
     settings = {"model__dtype": "float32", "optimizer__momentum": 0.5, **network, **method}
-    test_planned_bytes_of_saves_are_counted_bytes(comm, shared_tmp, settings, 2)
+    test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, 2)

@@ -74,8 +74,7 @@ def assert_alike(comm, tensors):
 
 
 def mean_of(apart):
-    """The mean over ranks: every P-th of all values side by side is quantised, and its mean once more. The owner of a
-    piece adds its own, and then those of the ranks before it, the nearest first."""
+    """The mean over ranks, quantised twice. An owner adds its own piece, then those before it, the nearest first."""
     rows = [np.concatenate([one[name].ravel() for name in one]).astype(np.float32) for one in apart]
     pieces = []
     for rank in range(len(rows)):

@@ -40,8 +40,7 @@ def test_a_host_of_one_rank_is_known_without_a_call(comm, monkeypatch, fact):
     "method, redeal, calls, alone", [("local-sgd", 1, 1, 1), ("ist", 1, 2, 2), ("easgd", 1, 2, 2), ("ist", 0, 3, 4)]
 )
 def test_an_evaluation_on_one_rank(comm, method, redeal, calls, alone):
-    """Weights that rank 0 lacks go to rank 0, and its sums to all; all outputs of subnets add up at once. Before that,
-    newest values go to their owners: here, the evaluation of the last round has sent them already."""
+    """Weights go to rank 0, its sums to all; outputs of subnets add up at once. Owners have the newest values."""
     training, _ = trained(comm, method__name=method, method__redeal=float(redeal))
     assert training.evaluator.plan.on_one == (comm.size > 1)
     assert count_calls(comm, training.evaluate) == (calls if comm.size > 1 else alone)
@@ -88,8 +87,7 @@ def test_what_is_sent_is_counted_for_its_purpose(comm):
 
 
 def test_a_checkpoint(comm, shared_tmp):
-    """One call brings checksums to rank 0, and says that all may save; one brings the layout to all; two say that all
-    parts and the name are there. To resume, ranks agree once that all have read it."""
+    """One call brings checksums, one the layout; two say that parts and name are there. Resumes agree once."""
     training, _ = trained(comm, method__name="local-sgd")
     header, pieces = training.state()
     path = shared_tmp / "network.h5"
@@ -100,8 +98,7 @@ def test_a_checkpoint(comm, shared_tmp):
 
 @pytest.mark.parametrize("method", ["local-sgd", "ist"])
 def test_the_state_of_an_evaluated_network(comm, method):
-    """Rank 0 still has the weights that it scored, and whether they are finite is said with the checksums. A process
-    alone takes its weights again, and adds up logits."""
+    """Rank 0 still has the weights that it scored. A process alone takes its weights again, and adds up logits."""
     training, _ = trained(comm, method__name=method)
     assert count_calls(comm, lambda: training.collect_state(calibrated=True)) == 0 or comm.size == 1
 
@@ -146,8 +143,7 @@ def test_a_temperature_is_that_of_one_halving_at_a_time(examples, most):
 
 @pytest.mark.parametrize("method, calls", [("local-sgd", 3), ("ist", 5)])
 def test_a_round(comm, method, calls):
-    """Ranks agree on the end of local steps, and exchange what they measured. Local SGD takes a mean; IST has a hop, a
-    pull and a push. Only the first round, and one after an evaluation, begin with a wait of all ranks."""
+    """Two agreements; local SGD's mean; IST's hop, pull and push. After an evaluation, ranks meet once more."""
     training = Training(small_run(method__name=method, train__rounds=6), comm)
     rounds = iter(training.rounds())
     assert next(rounds).round + next(rounds).round == 3

@@ -35,8 +35,7 @@ def judged(path, contents, expected):
 
 
 def damaged(original, folder, contents, seed, copies):
-    """Damage copies of a file: each is refused or says what it said. Returns the kinds of damage. It is a sample of
-    benchmarks/campaigns/corrupt.py."""
+    """Damage copies of a file: each is refused or says what it said. Returns the kinds of damage."""
     expected, generator, done = contents(original), random.Random(seed), set()
     for number in range(copies):
         path = folder / str(number) / "damaged.h5"

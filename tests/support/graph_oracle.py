@@ -1,5 +1,4 @@
 """The naive oracle of GIST: dense matrices, every rank's subnet trained in one process.
-
 From istmpi it takes the deals and the batches alone.
 """
 

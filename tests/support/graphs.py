@@ -11,8 +11,7 @@ NODES, FEATURES, CLASSES = 40, 9, 3
 
 
 def made(seed=0, several=False, nodes=NODES, edges=70):
-    """A graph with a node without edges; its features say something of the labels, its clusters are of unequal size.
-    With several labels a node few of its features are not zero, as in a bag of words."""
+    """A graph with a node without edges, telling features, and clusters of unequal size; or a bag of words."""
     generator = np.random.default_rng(seed)
     pairs = generator.integers(0, nodes - 1, (2, edges))  # the last node has none
     neighbours, _, _ = connect(*pairs.astype(np.int64), nodes, False, "made")

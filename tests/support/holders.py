@@ -1,5 +1,4 @@
 """What the naive oracles share: the batches of all ranks, what each holds, the mean over holders, and plain rounds.
-
 From istmpi it takes the deals and the batches alone.
 """
 

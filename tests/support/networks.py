@@ -232,8 +232,7 @@ class InPlace(TwoLayers):
 
 
 class Grown(nn.Module):
-    """One layer behind the other, each of a kind, a width and a normalisation. ``plain`` has so many units, ``gated``
-    as many gates for them, and ``residual`` adds what went through them."""
+    """Layers of a kind, a width and a normalisation. ``gated`` has gates, and ``residual`` adds its inputs."""
 
     def __init__(self, features, outputs, kinds=("plain",), widths=(8,), norms=("batch",)):
         super().__init__()

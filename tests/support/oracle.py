@@ -131,8 +131,7 @@ def mask(name, tensor, held):
 
 
 def forward(model, network, weights, held, x, average):
-    """The outputs ``[batch, labels]`` of a subnet, computed on the full network. ``average``: how many units of each
-    group a rank had on average when the run began; ``held``: one for those that are there now."""
+    """A subnet's outputs ``[batch, labels]``. ``average``: a rank's units of each group at first; ``held``: now."""
     stages = [*network.lengths][1:]
     for before, stage in zip(network.lengths, stages):
         x = x @ weights[f"{stage}.linear.weight"].T

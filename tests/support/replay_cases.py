@@ -1,5 +1,4 @@
 """The runs of `tests/mpi/test_replay.py`: methods, networks and kinds of data, each by its settings.
-
 A value of `FILES` as a setting stands for a file that `files` writes.
 """
 

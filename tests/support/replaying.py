@@ -25,8 +25,7 @@ CASES = MLP | OTHERS
 
 
 class Recorded:
-    """An mpi4py communicator that notes what goes out of its large calls: the call, and the bytes for each rank.
-    ``note`` is called for each of them."""
+    """An mpi4py communicator that calls ``note`` for each large call, with the bytes for each rank."""
 
     def __init__(self, communicator, note):
         self._communicator, self._note = communicator, note

@@ -38,8 +38,7 @@ def stop_at(training, round, step):
 
 
 def assert_goes_on(comm, run, path):
-    """Stop rank 1 inside round 2, and resume from a checkpoint: the weights are those of a whole run, bit for bit.
-    Returns the progress of the whole run."""
+    """Stop rank 1 inside round 2, and resume: bit for bit a whole run, whose progress is returned."""
     whole_run, stopped = Training(run, comm), Training(run, comm)
     load_initial_weights(whole_run), load_initial_weights(stopped)
     progress = list(whole_run.rounds())

@@ -40,8 +40,7 @@ def trained(comm, **settings):
 
 
 def whole(training):
-    """Every tensor of the store, put together from all ranks' rows: ``{name: array}``, on every rank. Weights that
-    stay with their holders have come home, as they do for a checkpoint."""
+    """Every tensor of the store, whole, on every rank: ``{name: array}``. Held weights have come home."""
     if isinstance(training.method, IST | Joint):
         training.method.publish()
     per_rank = training.communicator.allgather({name: t.numpy() for name, t in training.store.tensors.items()})

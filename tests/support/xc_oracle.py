@@ -1,5 +1,4 @@
 """The naive oracle for sparse rows: dense matrices, all logits, every weight touched in every step, in one process.
-
 From istmpi it takes the deals and the batches' rows alone.
 """
 

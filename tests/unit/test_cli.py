@@ -293,8 +293,7 @@ def test_a_name_that_the_locale_cannot_show_ends_no_command(tmp_path):
 
 
 def test_a_run_whose_standard_streams_are_closed_trains(tmp_path):
-    """Else the first file that is opened has the number of the standard output, and what libraries print goes there.
-    PyTorch's compiler is not imported."""
+    """Else the first opened file has the number of standard output. PyTorch's compiler is not imported."""
     program = f"import atexit, pathlib, sys; imported = pathlib.Path({str(tmp_path / 'imported')!r})\n"
     program += "atexit.register(lambda: imported.write_text(str('torch._dynamo' in sys.modules)))\n"
     program += "from istmpi.cli.main import main; main()"

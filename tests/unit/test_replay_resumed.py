@@ -1,5 +1,4 @@
 """Runs that were resumed on other ranks, as they were when `replay.json` was recorded.
-
 On the ranks that saved them they are what was not interrupted: tests/mpi/test_resume.py.
 """
 

@@ -155,8 +155,7 @@ def predict(cluster, ranks, **settings):
 
 @pytest.mark.parametrize("ranks, hops, told", [(2, 1, 1 / 2), (4, 2, 1), (5, 3, 1), (8, 3, 3 / 2)])
 def test_messages_that_follow_each_other_take_a_latency_each(ranks, hops, told):
-    """The newest values for their owners, and an evaluation's weights, are messages of each other rank, as in a round;
-    the sums (a mean over ranks), and the four calls of a save, pass from rank to rank. Only messages take time."""
+    """Messages of each other rank take a latency each; sums of a score and calls of a save pass from rank to rank."""
     cluster = Cluster("late", "by hand", network(latency=0.01, bandwidth=1e30), NO_FLOPS)
     found, planned, plan = predict(cluster, ranks)
     assert planned.on_one

@@ -1,0 +1,23 @@
+"""The messages in which whole parameters are gathered: parameters that travel together. Pure."""
+
+from collections.abc import Hashable, Iterator, Mapping
+
+_BUCKET = 2**22
+"""The most bytes of whole tensors that are gathered together."""
+
+
+def divide_into_buckets(sizes: Mapping[str, tuple[Hashable, int]]) -> Iterator[list[str]]:
+    """Yield names whose whole tensors have one dtype, and together at most `_BUCKET` bytes unless
+    one is larger. ``sizes``: the dtype and the bytes of each tensor."""
+    filling: dict[Hashable, list[str]] = {}
+    filled: dict[Hashable, int] = {}
+    for name, (dtype, nbytes) in sizes.items():
+        bucket = filling.setdefault(dtype, [])
+        if bucket and filled[dtype] + nbytes > _BUCKET:
+            yield bucket
+            bucket = filling[dtype] = []
+        if not bucket:
+            filled[dtype] = 0
+        bucket.append(name)
+        filled[dtype] += nbytes
+    yield from filling.values()

@@ -1,0 +1,195 @@
+"""Counts the waits of a run's evaluations, and of the temperature at its saves, before the run, as
+`istmpi.comm.ledger` counts them. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from istmpi.comm import ring
+from istmpi.config import Run
+from istmpi.config.methods import find_method_spec
+from istmpi.cost.evaluation import EvaluationPlan
+from istmpi.cost.waits import UnknownWaits, Waits, count_flush_waits
+from istmpi.data.dataset import Dataset
+from istmpi.data.graph.split import GraphSplit
+from istmpi.engine.buckets import divide_into_buckets
+from istmpi.evaluation.further import has_area
+from istmpi.evaluation.planned_bytes import count_calibration_bytes, list_evaluated, list_lacking
+from istmpi.evaluation.planning import (
+    choose_form,
+    choose_interval,
+    divide,
+    has_known_sizes,
+    knows_outputs,
+    plan_evaluation,
+    scores_together,
+)
+from istmpi.evaluation.sample import count_sampled, count_scored
+from istmpi.network.architecture import Architecture
+from istmpi.tasks import MultiLabel, OwnTask
+
+_CALLS_OF_MOMENTS = 3
+"""The calls of a normalisation in a calibration by all ranks: which layer comes next, its means,
+its variances. Once more, ranks learn that no layer is left."""
+_CALLS_OF_OWN_SUMS = 2
+"""The calls that bring a user's sums together, and agree that all ranks could read them."""
+_CALLS_OF_AREA = 2
+"""The calls that bring the margins of an area under a curve together: their numbers come first."""
+
+
+def plan_evaluation_waits(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Waits:
+    """Return the waits of a run's evaluations. Raises UnknownWaits."""
+    if ranks == 1:
+        return Waits(calls=0, least=0)
+    plan = plan_evaluation(run, architecture, data, ranks, ranks)
+    _require_known(run, data, plan)
+    rounds = list_evaluated(run, choose_interval(run, architecture, data, ranks))
+    form = choose_form(run)
+    if form == "sum":
+        # Outputs that are added up need no weights of other ranks.
+        flushes = 0
+    else:
+        flushes = count_flush_waits(run, architecture, ranks, rounds)
+    area = _count_area(data)
+    if form != "merged":
+        _require_outputs(run, architecture, data, plan)
+    if form == "merged":
+        calls = flushes + len(rounds) * count_merged(run, architecture, data, ranks, plan) + area
+        return Waits(calls=calls, least=calls)
+    scored = count_scored(run.evaluate, data, len(data.test))
+    side_by_side = count_subnets(run, architecture, ranks, _list_batches(run, data, scored))
+    if form != "best":
+        calls = flushes + len(rounds) * side_by_side
+        return Waits(calls=calls, least=calls)
+    if scores_together(run, architecture, data, ranks, plan):
+        calls = flushes + len(rounds) * _count_both(run, architecture, data, ranks, plan)
+        return Waits(calls=calls + area, least=calls)
+    calls = flushes + len(rounds) * _count_choice(run, architecture, data, ranks, plan)
+    # The full network stays loaded if it wins.
+    merged = len(rounds) * _count_sums(data) + area
+    subnets = len(rounds) * side_by_side
+    return Waits(calls=calls + max(merged, subnets), least=calls + min(merged, subnets))
+
+
+def _require_known(run: Run, data: Dataset, plan: EvaluationPlan) -> None:
+    task = data.scoring
+    reasons = {
+        "a program has the loop": data.network is not None,
+        "the size of images changes": not has_known_sizes(run, plan),
+        "a validation split": run.watches_validation,
+        "train.max_minutes": run.train.max_minutes,
+        "model.scale = fitted": run.model.scale == "fitted",
+        "columns of ranks differ": bool(data.columns),
+        "each rank has its own data": run.data.placement == "local",
+        "a graph": isinstance(data.train, GraphSplit),
+        "several labels": issubclass(task, MultiLabel),
+        "replica groups": run.train.group_size != 1,
+        "each rank has its own network": _has_own_network(run),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise UnknownWaits(reason)
+
+
+def _has_own_network(run: Run) -> bool:
+    spec = find_method_spec(run.method.name)
+    return spec.own_networks and not spec.sums_outputs
+
+
+def _require_outputs(
+    run: Run, architecture: Architecture, data: Dataset, plan: EvaluationPlan
+) -> None:
+    if not knows_outputs(run, architecture, data, plan):
+        raise UnknownWaits("outputs of subnets side by side")
+
+
+def count_merged(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
+) -> int:
+    """Return the waits of an evaluation of the full network whose owners have the newest values.
+    Raises UnknownWaits."""
+    return _count_load(run, architecture, ranks, plan) + _count_sums(data)
+
+
+def _count_load(run: Run, architecture: Architecture, ranks: int, plan: EvaluationPlan) -> int:
+    """Return the calls that load the full network, and calibrate it."""
+    if plan.sharded or plan.by_units:
+        raise UnknownWaits("the network is divided among the ranks")
+    present = find_method_spec(run.method.name).on_all_ranks(run, architecture, ranks)
+    sizes = {}
+    for name, parameter in architecture.parameters.items():
+        if name not in present:
+            nbytes = parameter.size(architecture.lengths) * parameter.itemsize
+            sizes[name] = (parameter.dtype, nbytes)
+    calls = len([*divide_into_buckets(sizes)])
+    if architecture.batch_norms and not plan.on_one:
+        calls += _CALLS_OF_MOMENTS * len(architecture.batch_norms) + 1
+    return calls
+
+
+def _count_sums(data: Dataset) -> int:
+    """Return the calls that bring the sums of a score together."""
+    task = data.scoring
+    if issubclass(task, OwnTask):
+        return 1 + _CALLS_OF_OWN_SUMS
+    return 1
+
+
+def _count_area(data: Dataset) -> int:
+    """Return the calls of the details of a run's last score of the full network."""
+    task = data.scoring
+    return _CALLS_OF_AREA * has_area(task, data)
+
+
+def _list_batches(run: Run, data: Dataset, examples: int) -> list[int]:
+    return [len(part) for part in divide(run.evaluate.batch, data, examples)]
+
+
+def count_subnets(run: Run, architecture: Architecture, ranks: int, batches: Iterable[int]) -> int:
+    """Return the calls that load subnets side by side, and add up their outputs for batches of so
+    many examples, one after the other."""
+    calls = _count_load_of_subnets(run, architecture, ranks)
+    for examples in batches:
+        outputs = examples * architecture.numbers
+        calls += ring.count_calls_together([outputs], architecture.itemsize, ranks)
+    return calls
+
+
+def _count_load_of_subnets(run: Run, architecture: Architecture, ranks: int) -> int:
+    # A transfer brings each rank what it lacks of its subnet.
+    return int(bool(list_lacking(run, architecture, ranks)))
+
+
+def _count_choice(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
+) -> int:
+    """Return the calls to score the full network and the subnets side by side on the sample."""
+    sampled = count_sampled(run, architecture, data, ranks)
+    calls = count_subnets(run, architecture, ranks, _list_batches(run, data, sampled))
+    # Rank 0 tells the others both scores.
+    return calls + count_merged(run, architecture, data, ranks, plan) + 1
+
+
+def _count_both(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
+) -> int:
+    """Return the calls to score both forms on the sample and on the scored examples at once."""
+    sampled = count_sampled(run, architecture, data, ranks)
+    scored = count_scored(run.evaluate, data, len(data.test))
+    outputs = [examples * architecture.numbers for examples in (sampled, scored)]
+    calls = _count_load_of_subnets(run, architecture, ranks)
+    calls += ring.count_calls_together(outputs, architecture.itemsize, ranks)
+    return calls + count_merged(run, architecture, data, ranks, plan)
+
+
+def count_calibration_waits(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
+    """Return the waits for a classifier's temperature in a save after an evaluation. Raises
+    UnknownWaits."""
+    nbytes = count_calibration_bytes(run, architecture, data, ranks)
+    if nbytes is None:
+        raise UnknownWaits("weights or labels travel for the temperature of the classes")
+    if not nbytes:
+        return 0
+    # Subnets add up their outputs for the sample once more.
+    sampled = count_sampled(run, architecture, data, ranks)
+    return count_subnets(run, architecture, ranks, _list_batches(run, data, sampled))
