@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "jobs/ec2/cluster.yaml"
 FROM = ("--ssh-from", "203.0.113.7/32")
 PAPER = ("--preset", "paper-4", *FROM, "--yes")
+EACH = ("--ranks-per-host", "2")
 
 
 def nothing(account):
@@ -155,7 +156,9 @@ def test_instances_that_cannot_be_had_end_the_wait(module, monkeypatch, capsys):
     [
         (("up", "a b; touch harm", *PAPER), "'a b; touch harm' cannot name a cluster: use letters, digits and hyphens"),
         (("up", "x", "--preset", "paper-4", "--instances", "0", *FROM), "--instances 0: must be at least 1."),
-        (("up", "x", *FROM), "up: name a --preset, or --type and --instances."),
+        (("up", "x", *FROM), "up: name a --preset, or --type or --gpus, and --instances."),
+        (("up", "x", *PAPER, "--gpus", "8"), "--gpus 8: --type m5.2xlarge has no GPU. g6.48xlarge has enough."),
+        (("up", "x", "--instances", "2", "--gpus", "16", *FROM), "the largest type that is known has 8 GPUs. Name a"),
         (("up", "x", "--type", "m5.2xlrage", "--instances", "2", *FROM),
          "--type m5.2xlrage: eu-west-1 has no such instance type; did you mean m5.2xlarge?"),
         (("--region", "eu-wset-1", "up", "x", *PAPER), "region eu-wset-1 does not exist; did you mean eu-west-1?"),
@@ -187,8 +190,7 @@ def test_refused_in_one_line_and_nothing_started(account, arguments, message):
 def test_a_stack_of_another_is_never_removed(account):
     template = '{"Resources": {"Q": {"Type": "AWS::SQS::Queue"}}}'
     account.client("cloudformation").create_stack(StackName="theirs", TemplateBody=template)
-    assert account.cluster("down", "theirs").returncode == 2
-    assert account.cluster("up", "theirs", *PAPER).returncode == 2
+    assert all(account.cluster(*words).returncode == 2 for words in (("down", "theirs"), ("up", "theirs", *PAPER)))
     assert account.holdings()["stacks"] == ["theirs"]
 
 
@@ -199,6 +201,8 @@ def test_the_cost_is_said_first(account):
     gpu = ("--region", "us-east-1", "up", "x", "--preset", "gpu-2", *FROM)
     spot = account.cluster(*gpu, "--spot", "--dry-run")
     assert spot.stdout.startswith("cluster: 2 x g6.2xlarge spot in us-east-1: 1e-05 USD an hour each, 0.00 USD"), spot
+    several = account.cluster(*gpu[:4], "--instances", "2", "--gpus", "3", *FROM, "--dry-run").stdout
+    assert several.startswith("cluster: 2 x g6.12xlarge (4 GPUs each, of which 3 will train) on demand"), several
     unknown = account.cluster("up", "x", "--type", "c5.large", "--instances", "1", *FROM, "--dry-run")
     assert "unknown price (the price list cannot be read)" in unknown.stdout
     assert nothing(account)
@@ -228,7 +232,7 @@ def test_a_stopped_run_goes_on_and_no_name_is_executed(account, inside, tmp_path
     file = tmp_path / "my 'run' $(touch harm) `touch harm`; touch harm #.toml"
     file.write_text("[train]\nrounds = 3\n")
     done = account.cluster(
-        "run", "speech", "--send", file, "--", "istmpi", "train", file, "--out", "runs/$(touch harm)",
+        "run", "speech", "--send", file, "--", *EACH, "istmpi", "train", file, "--out", "runs/$(touch harm)",
         environment=environment, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -236,8 +240,8 @@ def test_a_stopped_run_goes_on_and_no_name_is_executed(account, inside, tmp_path
     sent = shared / "sent" / file.name
     assert sent.read_text() == file.read_text()
     words = [
-        "--hosts", f"{shared}/hostfile", "--spot", "istmpi", "train", "--resume", "auto", "--checkpoint-every", "10",
-        str(sent), "--out", "runs/$(touch harm)",
+        *("--hosts", f"{shared}/hostfile", "--spot", *EACH, "istmpi", "train", "--resume", "auto"),
+        *("--checkpoint-every", "10", str(sent), "--out", "runs/$(touch harm)"),
     ]  # fmt: skip
     assert shared.with_suffix(".run").read_text().splitlines() == 2 * words
     addresses = [line.split()[-1] for line in account.cluster("status").stdout.splitlines()[1:]]

@@ -15,6 +15,7 @@ from istmpi.record import RunFolder
 
 ROOT = Path(__file__).parents[2]
 CONVNET = f"{ROOT}/examples/convnet.py:ConvNet"
+COMPARE = ("slurm", "digits", "--compare", "--nodes", 4, "--", "--hidden", "2", "--methods")
 
 
 def job(*arguments):
@@ -29,15 +30,13 @@ def run_with_stubs(script, folder, **environment):
     programs, log = folder / "programs", folder / "log"
     programs.mkdir()
     stub = programs / "istmpi-run"
-    stub.write_text(
-        f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]), file=open({str(log)!r}, 'a'))\n"
-    )
+    code = f"import json, sys\nprint(json.dumps(sys.argv[1:]), file=open({str(log)!r}, 'a'))"
+    stub.write_text(f"#!{sys.executable}\n{code}\n")
     stub.chmod(0o755)
     script = re.sub("(?m)^PATH=.*", f"PATH={programs}:$PATH", script)
     script = re.sub("(?m)^CLUSTER=.*", f"CLUSTER={stub}", script)
-    done = subprocess.run(
-        ["bash", "-c", script], env={**os.environ, **environment}, cwd=folder, capture_output=True, text=True
-    )
+    environment = {**os.environ, **environment}
+    done = subprocess.run(["bash", "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -56,8 +55,7 @@ def test_slurm_fills_in_what_was_asked_for():
         "--modules", "gcc/12,openmpi/4.1", "--launcher", "pmix", "--restarts", 3, "--", "--lr", "0.1",
     )  # fmt: skip
     found = re.findall(r"^#SBATCH --(.*)$", script, re.M)
-    for wanted in ("job-name=digits", "nodes=8", "time=4:00:00", "partition=long", "gpus-per-node=2"):
-        assert wanted in found
+    assert {"job-name=digits", "nodes=8", "time=4:00:00", "partition=long", "gpus-per-node=2"} <= {*found}
     assert "ntasks-per-node=2" in found and "requeue" in found
     assert len({line.split("=")[0] for line in found}) == len(found), "a setting twice"
     assert "\nmodule load gcc/12 openmpi/4.1\n" in script
@@ -77,6 +75,8 @@ def test_the_processes_of_a_node_train_one_subnet_unless_another_size_of_groups_
     ):
         script = job(form, "digits", nodes, 2, *several, "--", *options)
         assert f"\nset -- {train}\n" in script and ("--ranks-per-host 8" in script) == bool(several)
+        hardware = "--gpus 8" if several else "--type m5.2xlarge"
+        assert form != "ec2" or f"UP=(--instances 2 {hardware} --hours 24" in script
     assert f"\nset -- {file}\n" in job(form, file, nodes, 2, "--gpus", 8)
     script = job(form, "digits", nodes, 2, "--sockets", 2)
     assert "--sockets 2)\n" in script and "\nset -- digits --group-size host\n" in script
@@ -166,10 +166,7 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("folder", "--ranks", 99, "--", "digits", "--model", CONVNET), "channels1 has 32 units, but the run has 99"),
         (("slurm", "digits", "--", "--set", "train.class_weights=[1,2]"), "or a list of 10 numbers, not all 0"),
         (("slurm", "digits", "--", "--method", "ist-push-pull"), "method.name = 'ist-push-pull' is not known"),
-        (
-            ("slurm", "digits", "--compare", "--nodes", 4, "--", "--methods", "local-sgd,ist", "--hidden", "2"),
-            "hidden1 has 2 units, but the run has 4 ranks",
-        ),
+        ((*COMPARE, "local-sgd,ist"), "hidden1 has 2 units, but the run has 4 ranks"),
         (("slurm", "digits", "--", "--lrr", "2"), "No such option"),
         (("pbs", "digits", "--gpus", 8, "--", "--group-size", 3), "train.group_size = 3 does not divide the 8"),
         (("lsf", "digits", "--gpus", 8, "--sockets", 2), "--gpus and --sockets both say"),
@@ -192,8 +189,7 @@ def test_a_job_records_the_machine_where_istmpi_train_trains(tmp_path, monkeypat
 
 
 def test_a_comparison_is_checked_by_its_own_methods():
-    few = "--methods", "local-sgd,fedavg", "--hidden", "2"
-    assert "local-sgd,fedavg" in job("slurm", "digits", "--compare", "--nodes", 4, "--", *few), "nothing is dealt out"
+    assert "local-sgd,fedavg" in job(*COMPARE, "local-sgd,fedavg"), "nothing is dealt out"
 
 
 def test_programs_that_start_ranks_refuse_in_one_line(tmp_path):

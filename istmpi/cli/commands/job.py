@@ -238,7 +238,7 @@ def _limits(text: str) -> dict[str, Any]:
 @whole("--instances", "N", "Instances, one rank on each.", 1, MOST_RANKS, required=True)
 @whole("--gpus", "N", "GPUs of each instance, which train its subnet together.", 1, 64)
 @whole("--sockets", "N", "Sockets of each instance, with a process for each.", 1, 64)
-@text("--type", "TYPE", "Instance type.", default="m5.2xlarge")
+@text("--type", "TYPE", "Instance type; by default m5.2xlarge, with --gpus one with L4 GPUs.")
 @flag(
     "--spot",
     "Use spot instances: cheaper, but AWS may reclaim them; the run then resumes on others.",
@@ -323,7 +323,11 @@ def _find_shared_folder(run: Run) -> Path:
 
 def _list_cluster_options(parameters: Mapping[str, Any]) -> list[str]:
     """Return the options of ``cluster up`` in the script."""
-    words = list_options({name: parameters[name] for name in ("instances", "type", "hours")})
+    options = {name: parameters[name] for name in ("instances", "type", "gpus", "hours")}
+    # `cluster up` knows types with GPUs.
+    if options["gpus"] is None and options["type"] is None:
+        options["type"] = "m5.2xlarge"
+    words = list_options(options)
     if parameters["spot"]:
         words.append("--spot")
     if parameters["yes_open"]:
