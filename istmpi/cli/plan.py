@@ -95,7 +95,7 @@ def _plan_around_rounds(
         from istmpi.cluster.run_time import predict_run
 
         measured = find_cluster(cluster)
-        seconds = predict_run(run, network, data, ranks, measured, evaluations.count)
+        seconds = predict_run(run, network, data, ranks, measured)
         figures["seconds"] = {"cluster": measured.name, **asdict(seconds)}
     return figures
 

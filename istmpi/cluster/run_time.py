@@ -18,10 +18,14 @@ from istmpi.cost.calibration import count_values, forward_flops
 from istmpi.cost.evaluation import EvaluationPlan
 from istmpi.cost.loads import ALLREDUCE, ALLTOALLV
 from istmpi.cost.run_cost import Cost, phase_costs
+from istmpi.cost.waits import divide_by_method
 from istmpi.data.dataset import Dataset
 from istmpi.engine.axes import count_bytes
+from istmpi.evaluation.planned_bytes import list_evaluated
+from istmpi.evaluation.planned_waits import count_calls_of_moments, count_calls_of_sums
 from istmpi.evaluation.planning import (
     choose_form,
+    choose_interval,
     count_evaluation_flops,
     count_output_bytes,
     divide,
@@ -56,10 +60,9 @@ def predict_run(
     data: Dataset,
     ranks: int,
     cluster: Cluster,
-    evaluations: int,
 ) -> RunTime:
-    """Return the seconds of a run with a number of ``evaluations`` on a cluster. Raises ConfigError
-    if the cluster has another number of ranks."""
+    """Return the seconds of a run on a cluster. Raises ConfigError if it has another number of
+    ranks."""
     cluster.check(ranks)
     phases = phase_costs(run, architecture, ranks, len(data.train))
     of_rounds = 0.0
@@ -71,16 +74,19 @@ def predict_run(
     unknown = form != "merged" and not knows_outputs(run, architecture, data, plan)
     if unknown or plan.sharded or plan.by_units or architecture.nodes[1]:
         return RunTime(rounds=of_rounds, evaluations=None, saving=None, saving_least=None)
-    last, _ = phases[-1]
-    of_evaluation = 0.0
-    if form in ("merged", "best"):
-        of_evaluation += _predict_evaluation(run, architecture, data, cluster, last, plan)
-    if form != "merged":
-        of_evaluation += _predict_subnets(run, architecture, data, cluster, last, plan)
+    costs = {cost.method: cost for cost, _ in phases}
+    of_evaluations = 0.0
+    evaluated = list_evaluated(run, choose_interval(run, architecture, data, ranks))
+    for phase in divide_by_method(run, evaluated):
+        cost = costs[phase.run.method.name]
+        once = _predict_evaluation(run, architecture, data, cluster, cost, plan)
+        of_evaluations += len(phase.rounds) * once
+        if phase.is_handed_over:
+            of_evaluations += _predict_merged(run, architecture, data, cluster, cost, plan, True)
     shortest, longest = _predict_save(form, architecture, data, ranks, cluster, plan)
     return RunTime(
         rounds=of_rounds,
-        evaluations=evaluations * of_evaluation,
+        evaluations=of_evaluations,
         saving=longest,
         saving_least=shortest,
     )
@@ -108,6 +114,27 @@ def _predict_save(
     if form == "best":
         return seconds, side_by_side
     return side_by_side, side_by_side
+
+
+def _predict_evaluation(
+    run: Run,
+    architecture: Architecture,
+    data: Dataset,
+    cluster: Cluster,
+    last: Cost,
+    plan: EvaluationPlan,
+) -> float:
+    """Return the seconds of a planned evaluation after a round of the cost ``last``."""
+    form = choose_form(run)
+    if not last.groups:
+        # Each rank trains the whole network.
+        form = "merged"
+    seconds = 0.0
+    if form in ("merged", "best"):
+        seconds += _predict_merged(run, architecture, data, cluster, last, plan)
+    if form != "merged":
+        seconds += _predict_subnets(run, architecture, data, cluster, last, plan)
+    return seconds
 
 
 def _predict_subnets(
@@ -148,36 +175,58 @@ def _time_means(sizes: Sequence[int], together: bool, ranks: int, cluster: Clust
     return count * link.latency + moved * link.seconds_per_byte
 
 
-def _predict_evaluation(
+def _predict_merged(
     run: Run,
     architecture: Architecture,
     data: Dataset,
     cluster: Cluster,
     last: Cost,
     plan: EvaluationPlan,
+    is_handed_over: bool = False,
 ) -> float:
-    """Return the seconds of a planned evaluation after a round of the cost ``last``."""
+    """Return the seconds of a planned evaluation of the full network after a round of the cost
+    ``last``. ``is_handed_over``: True if owners alone have the newest values."""
     ranks = last.ranks
     seconds = 0.0
-    if last.flush_bytes:
-        # Owners get the newest values in a transfer like those of a round.
-        seconds += _message_seconds(ranks, float(last.flush_bytes) / ranks, cluster)
-        seconds += cluster.transfer_seconds
-    spec = find_method_spec(run.method.name)
-    present = spec.on_all_ranks(run, architecture, ranks)
+    present: list[str] = []
+    if not is_handed_over:
+        present = last.spec.on_all_ranks(run, architecture, ranks)
+        if last.flush_bytes:
+            # Owners get the newest values in a transfer like those of a round.
+            seconds += _message_seconds(ranks, float(last.flush_bytes) / ranks, cluster)
+            seconds += cluster.transfer_seconds
     if ranks > 1 and not set(architecture.parameters) <= set(present):
         # All weights pass the link of rank 0, or each rank's part all links.
         links = ranks
         if plan.on_one:
             links = 1
-        seconds += _message_seconds(ranks, plan.sent / links, cluster)
+        nbytes = _count_gathered(run, architecture, ranks, plan, present)
+        seconds += _message_seconds(ranks, nbytes / links, cluster)
     seconds += _pass_seconds(run, architecture, data, cluster, ranks, plan)
-    # The sums of the score: rank 0 tells them, or all ranks tell each other.
+    if ranks == 1:
+        return seconds
+    calls = count_calls_of_moments(architecture, plan) + count_calls_of_sums(data)
+    # Rank 0 tells the sums of the score, or all ranks tell each other.
     if plan.on_one:
         seconds += _told_seconds(ranks, cluster)
-    elif ranks > 1:
-        seconds += cluster.small_call(ranks)
-    return seconds
+        calls -= 1
+    return seconds + calls * cluster.small_call(ranks)
+
+
+def _count_gathered(
+    run: Run, architecture: Architecture, ranks: int, plan: EvaluationPlan, present: Sequence[str]
+) -> float:
+    """Return the bytes that all ranks send in a planned evaluation if every rank has the weights
+    ``present``. The plan is for those of the run's first method."""
+    planned = find_method_spec(run.method.name).on_all_ranks(run, architecture, ranks)
+    share: float = ranks - 1
+    if plan.on_one:
+        share /= ranks
+    parameters = architecture.parameters
+    more = {name: parameters[name] for name in planned if name not in present}
+    fewer = {name: parameters[name] for name in present if name not in planned}
+    lengths = architecture.lengths
+    return plan.sent + share * (count_bytes(more, lengths) - count_bytes(fewer, lengths))
 
 
 def _pass_seconds(

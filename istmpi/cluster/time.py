@@ -12,6 +12,7 @@ from istmpi.cluster.figures import Cluster, Link
 from istmpi.cost.counts import PartCost
 from istmpi.cost.loads import ALLREDUCE
 from istmpi.cost.run_cost import Cost
+from istmpi.cost.waits import CALLS_A_ROUND
 
 BACKWARD_SHARE = 2 / 3
 """The backward pass's part of a step; ranks send gradients in buckets during the pass."""
@@ -20,9 +21,6 @@ CROWDED = 2.5
 cores."""
 COMPUTING = 0.95
 """The fraction of time that a rank should spend on computing."""
-CALLS_A_ROUND = 2
-"""The collective calls of small messages in a round: ranks agree that all have taken their steps,
-and tell each other their measurements."""
 
 
 @dataclass(frozen=True)

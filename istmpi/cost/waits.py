@@ -71,15 +71,50 @@ def count_round_waits(
     return total
 
 
+@dataclass(frozen=True)
+class Phase:
+    """The rounds of a run with one method."""
+
+    run: Run
+    """The run with this method as its only one."""
+    rounds: list[int]
+    """Some rounds, from 1, after which ranks have newer values than owners."""
+    is_handed_over: bool
+    """True if the phase's last round is one of them, too, and another method follows: owners have
+    the newest values then, and no rank has any."""
+
+
+def divide_by_method(run: Run, rounds: Collection[int]) -> list[Phase]:
+    """Return the phases of a run, each with those of ``rounds``, from 1, that it has."""
+    phases = []
+    before = 0
+    for name, count in run.phases():
+        last = before + count
+        is_followed = last < run.train.rounds
+        of_phase = [number for number in rounds if before < number <= last]
+        phases.append(
+            Phase(
+                run=run.override({"method.name": name}),
+                rounds=[number for number in of_phase if number < last or not is_followed],
+                is_handed_over=is_followed and last in of_phase,
+            )
+        )
+        before = last
+    return phases
+
+
 def count_flush_waits(
     run: Run, architecture: Architecture, ranks: int, rounds: Collection[int]
 ) -> int:
     """Return the waits until owners have the newest values, for evaluations or saves after
     ``rounds``, numbers from 1. Raises UnknownWaits."""
-    if run.method.finish or isinstance(run.method.shares, str):
-        raise UnknownWaits("the method changes, or its shares")
-    counter = _Counter(run, find_method_spec(run.method.name), architecture, ranks)
-    return sum(counter.count_flush(number - 1) for number in rounds)
+    _require_known(run)
+    calls = 0
+    for phase in divide_by_method(run, rounds):
+        spec = find_method_spec(phase.run.method.name)
+        counter = _Counter(phase.run, spec, architecture, ranks)
+        calls += sum(counter.count_flush(number - 1) for number in phase.rounds)
+    return calls
 
 
 def _require_known(run: Run) -> None:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from istmpi.comm import ring
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.cost.evaluation import EvaluationPlan
-from istmpi.cost.waits import UnknownWaits, Waits, count_flush_waits
+from istmpi.cost.waits import UnknownWaits, Waits, count_flush_waits, divide_by_method
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
 from istmpi.engine.buckets import divide_into_buckets
@@ -54,7 +54,12 @@ def plan_evaluation_waits(run: Run, architecture: Architecture, data: Dataset, r
     if form != "merged":
         _require_outputs(run, architecture, data, plan)
     if form == "merged":
-        calls = flushes + len(rounds) * count_merged(run, architecture, data, ranks, plan) + area
+        calls = flushes + area
+        for phase in divide_by_method(run, rounds):
+            once = count_merged(phase.run, architecture, data, ranks, plan)
+            calls += len(phase.rounds) * once
+            if phase.is_handed_over:
+                calls += _count_load(architecture, plan, present=()) + count_calls_of_sums(data)
         return Waits(calls=calls, least=calls)
     scored = count_scored(run.evaluate, data, len(data.test))
     side_by_side = count_subnets(run, architecture, ranks, _list_batches(run, data, scored))
@@ -66,13 +71,14 @@ def plan_evaluation_waits(run: Run, architecture: Architecture, data: Dataset, r
         return Waits(calls=calls + area, least=calls)
     calls = flushes + len(rounds) * _count_choice(run, architecture, data, ranks, plan)
     # The full network stays loaded if it wins.
-    merged = len(rounds) * _count_sums(data) + area
+    merged = len(rounds) * count_calls_of_sums(data) + area
     subnets = len(rounds) * side_by_side
     return Waits(calls=calls + max(merged, subnets), least=calls + min(merged, subnets))
 
 
 def _require_known(run: Run, data: Dataset, plan: EvaluationPlan) -> None:
     task = data.scoring
+    not_merged = choose_form(run) != "merged"
     reasons = {
         "a program has the loop": data.network is not None,
         "the size of images changes": not has_known_sizes(run, plan),
@@ -85,6 +91,7 @@ def _require_known(run: Run, data: Dataset, plan: EvaluationPlan) -> None:
         "several labels": issubclass(task, MultiLabel),
         "replica groups": run.train.group_size != 1,
         "each rank has its own network": _has_own_network(run),
+        "two methods, whose scores choose the form": run.method.finish and not_merged,
     }
     for reason, holds in reasons.items():
         if holds:
@@ -108,26 +115,32 @@ def count_merged(
 ) -> int:
     """Return the waits of an evaluation of the full network whose owners have the newest values.
     Raises UnknownWaits."""
-    return _count_load(run, architecture, ranks, plan) + _count_sums(data)
+    present = find_method_spec(run.method.name).on_all_ranks(run, architecture, ranks)
+    return _count_load(architecture, plan, present) + count_calls_of_sums(data)
 
 
-def _count_load(run: Run, architecture: Architecture, ranks: int, plan: EvaluationPlan) -> int:
-    """Return the calls that load the full network, and calibrate it."""
+def _count_load(architecture: Architecture, plan: EvaluationPlan, present: Collection[str]) -> int:
+    """Return the calls that load the full network but for weights that are ``present`` on every
+    rank, and calibrate it."""
     if plan.sharded or plan.by_units:
         raise UnknownWaits("the network is divided among the ranks")
-    present = find_method_spec(run.method.name).on_all_ranks(run, architecture, ranks)
     sizes = {}
     for name, parameter in architecture.parameters.items():
         if name not in present:
             nbytes = parameter.size(architecture.lengths) * parameter.itemsize
             sizes[name] = (parameter.dtype, nbytes)
     calls = len([*divide_into_buckets(sizes)])
-    if architecture.batch_norms and not plan.on_one:
-        calls += _CALLS_OF_MOMENTS * len(architecture.batch_norms) + 1
-    return calls
+    return calls + count_calls_of_moments(architecture, plan)
 
 
-def _count_sums(data: Dataset) -> int:
+def count_calls_of_moments(architecture: Architecture, plan: EvaluationPlan) -> int:
+    """Return the calls that calibrate the full network."""
+    if plan.on_one or not architecture.batch_norms:
+        return 0
+    return _CALLS_OF_MOMENTS * len(architecture.batch_norms) + 1
+
+
+def count_calls_of_sums(data: Dataset) -> int:
     """Return the calls that bring the sums of a score together."""
     task = data.scoring
     if issubclass(task, OwnTask):

@@ -143,8 +143,7 @@ def environment():
 
 
 def starting():
-    """``start(ranks, *command, env={}, output=PIPE)`` starts a command on so many ranks: a Job. None outlives the
-    test. ``python`` and ``istmpi`` are this environment's. Output is text."""
+    """``start(ranks, *command, env={}, output=PIPE)`` is a Job: a command of this environment on so many ranks."""
     jobs = []
 
     def run(*arguments, **settings):

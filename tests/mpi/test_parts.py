@@ -75,8 +75,7 @@ def test_a_run_goes_on_from_parts_bit_for_bit(comm, tmp_path, method):
 
 
 def spread(comm, shared_tmp, saving_ranks, **settings):
-    """Let other ranks save a run in parts after 2 of 4 rounds, on as many disks; return this rank's disk. Disks that
-    no rank of this job has are put onto those of others; ranks without a disk have an empty one."""
+    """Let other ranks save a run in parts after 2 of 4 rounds, on as many disks; return this rank's or an empty one."""
     disks = [shared_tmp / f"disk{rank}" for rank in range(max(saving_ranks, comm.size))]
 
     def save_all(some):

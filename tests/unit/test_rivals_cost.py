@@ -149,12 +149,12 @@ def predict(cluster, ranks, **settings):
     run = Run.load("digits").override({"train.rounds": 6, "evaluate.every": 2, **settings}).with_implied()
     data = open_dataset("digits")
     architecture = plan_network(run, data)
-    found = predict_run(run, architecture, data, ranks, cluster, evaluations=3)
+    found = predict_run(run, architecture, data, ranks, cluster)
     return found, plan_evaluation(run, architecture, data, ranks, ranks), cost(run, architecture, ranks)
 
 
 @pytest.mark.parametrize("ranks, hops, told", [(2, 1, 1 / 2), (4, 2, 1), (5, 3, 1), (8, 3, 3 / 2)])
-def test_messages_that_follow_each_other_take_a_latency_each(ranks, hops, told):
+def test_messages_that_follow_each_other_take_a_latency_each(monkeypatch, ranks, hops, told):
     """Messages of each other rank take a latency each; sums of a score and calls of a save pass from rank to rank."""
     cluster = Cluster("late", "by hand", network(latency=0.01, bandwidth=1e30), NO_FLOPS)
     found, planned, plan = predict(cluster, ranks)
@@ -163,8 +163,7 @@ def test_messages_that_follow_each_other_take_a_latency_each(ranks, hops, told):
     assert found.evaluations == pytest.approx(3 * 0.01 * (2 * (ranks - 1) + told))
     assert found.saving == pytest.approx(4 * 0.01 * hops)
     assert predict(replace(cluster, save_seconds=0.25), ranks)[0].saving == pytest.approx(found.saving + 0.25)
-    # The outputs of subnets side by side for the sample and for the scored examples are added up together, in two
-    # messages, and a save needs two calls more for their moments.
+    # Outputs of subnets for sample and scored examples travel in two messages; their moments take a save two calls.
     best, _, _ = predict(cluster, ranks, method__redeal=0.0)
     assert best.evaluations == pytest.approx(found.evaluations + 3 * 0.01 * 2)
     assert best.saving == pytest.approx(6 * 0.01 * hops)
@@ -173,6 +172,12 @@ def test_messages_that_follow_each_other_take_a_latency_each(ranks, hops, told):
     gathers = replace(cluster, links={**cluster.links, "allgather": Link(0.03, 0.0)})
     sparse, later = (predict(one, ranks, method__name="sparse-loco")[0].rounds for one in (cluster, gathers))
     assert later - sparse == pytest.approx(6 * 0.02 * (ranks - 1))
+    ended = predict(cluster, ranks, method__finish="local-sgd:34%")[0].evaluations  # twice, all ranks have all weights
+    assert ended == pytest.approx(0.01 * (2 * (ranks - 1) + 3 * told))
+    # Ranks that share the examples add up the moments of three normalisations, call by call, and the score.
+    monkeypatch.setattr("istmpi.cost.evaluation.FLOPS_OF_ONE", 0)
+    shared = predict(cluster, ranks)[0].evaluations
+    assert shared == pytest.approx(3 * 0.01 * (2 * (ranks - 1) + (3 * 3 + 2) * hops))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
