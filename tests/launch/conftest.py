@@ -202,13 +202,13 @@ class Series:
         assert ended.returncode == 0, ended
         return outcomes
 
-    def outcome(self, name, job=None):
-        """How a command ended."""
+    def outcome(self, name, job=None, ended=True):
+        """How a command ended, or what its ranks had said when they were ended."""
         number = self._names.index(name)
         codes, *said = ([self._read(number, rank, kind) for rank in range(self._ranks)] for kind in KINDS)
         said = list(map("".join, said))
-        assert all(codes), f"{name} did not end on all ranks: {codes}\n{said}\n{job}"
-        return Said(name, list(map(int, codes)), *said)
+        assert all(codes) or not ended, f"{name} did not end on all ranks: {codes}\n{said}\n{job}"
+        return Said(name, [int(code or -1) for code in codes], *said)
 
     def wait(self, name, timeout=60):
         """Until a command has ended on all ranks."""

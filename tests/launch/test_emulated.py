@@ -39,6 +39,17 @@ def count_frames(said):
     return {name: int(number) for number, name in re.findall(r"(\d+) ([a-z ]+)", frames)}
 
 
+COMMANDS = {name: [*WORDS, *GROUPS, *more] for name, more in {"a": MOMENTUM, "b": UNEQUAL, "plain": ()}.items()}
+
+
+@pytest.fixture(scope="module")
+def one_host(series, folder):
+    """The folder of groups' runs on one host."""
+    said = series(4, folder, {name: [*words, "--out", name] for name, words in COMMANDS.items()}).end(120)
+    assert not any(done.returncode for done in said.values()), said
+    return folder
+
+
 @pytest.fixture(scope="module")
 def delayed(environment, folder):
     """A run of two ranks on a network with delays: what the launcher said, its losses, and its folder."""
@@ -60,7 +71,9 @@ def test_a_delayed_network_loses_nothing_and_a_lossy_one_only_what_was_asked(env
     assert losses_with_loss == losses
 
 
-def test_groups_on_two_hosts_compute_what_one_host_does_and_send_what_ranks_do(environment, delayed, start, tmp_path):
+def test_groups_on_two_hosts_compute_what_one_host_does_and_send_what_ranks_do(
+    environment, delayed, one_host, tmp_path
+):
     together, _ = run_on_cluster(environment, tmp_path / "groups", "--members", 2, words=GROUPS)
     of_ranks, _, ranks = delayed
     counters = [re.findall(r"^istmpi-test-\d +([\d.]+) +[\d.]+$", said, re.MULTILINE) for said in (together, of_ranks)]
@@ -68,33 +81,29 @@ def test_groups_on_two_hosts_compute_what_one_host_does_and_send_what_ranks_do(e
     crossed, expected = (sum(map(float, sent)) for sent in counters)
     # Headers and the messages of mpirun are not of one size.
     assert crossed == pytest.approx(expected, rel=0.1)
-    plain = start(4, "istmpi", *WORDS, *GROUPS, "--out", tmp_path / "plain").end(120)
-    assert plain.returncode == 0, plain
-    counts = [[line["bytes"] for line in lines(out)] for out in (tmp_path / "plain", tmp_path / "groups", ranks)]
+    counts = [[line["bytes"] for line in lines(out)] for out in (one_host / "plain", tmp_path / "groups", ranks)]
     assert counts[0] == counts[1] == counts[2]
-    assert weights(tmp_path / "plain") == weights(tmp_path / "groups")
+    assert weights(one_host / "plain") == weights(tmp_path / "groups")
 
 
-def test_two_hosts_compute_what_one_does_and_name_a_stopped_member(start, series, tmp_path_factory, monkeypatch):
+def test_two_hosts_compute_what_one_does_and_name_a_stopped_member(one_host, series, tmp_path, monkeypatch):
     cluster = Cluster("test")
-    plain, hosts = map(tmp_path_factory.mktemp, ("plain", "hosts"))
-    commands = {name: [*WORDS, *GROUPS, *more, "--out", name] for name, more in {"a": MOMENTUM, "b": UNEQUAL}.items()}
-    words = [*WORDS, *GROUPS, "--rounds", 10**6, "--set", "comm.patience=3", "--out", hosts / "run"]
-    series(4, plain, commands).end(120)
+    commands = {name: [*COMMANDS[name], "--out", name] for name in ("a", "b")}
+    commands["stopped"] = [*WORDS, *GROUPS, "--rounds", 10**6, "--set", "comm.patience=3", "--out", "run"]
     with alone("test"):
         cluster.up(2, "1gbit")
         try:
-            monkeypatch.setenv("MPIRUN", shlex.join(cluster.launcher(hosts, members=2)))
-            series(4, hosts, commands).end(120)
-            job = start(4, "istmpi", *words)
-            wait_for_rounds(hosts / "run", 3, job)
-            os.kill(job.ranks[3], signal.SIGSTOP)
-            result = job.end(90)
+            monkeypatch.setenv("MPIRUN", shlex.join(cluster.launcher(tmp_path, members=2)))
+            hosts = series(4, tmp_path, commands)
+            wait_for_rounds(tmp_path / "run", 3, hosts.job, timeout=120)
+            os.kill(hosts.job.ranks[3], signal.SIGSTOP)
+            result = hosts.job.end(90)
         finally:
             cluster.down()
-    assert all(weights(plain / name) == weights(hosts / name) for name in commands)
-    assert result.returncode == 76, result
-    assert "a rank does not respond: process 3 (member 1 of rank 1) on istmpi-test-1" in result.errors[-1], result
+    assert all(weights(one_host / name) == weights(tmp_path / name) for name in ("a", "b"))
+    said = hosts.outcome("stopped", ended=False)
+    assert result.returncode == 76, (result, said)
+    assert "a rank does not respond: process 3 (member 1 of rank 1) on istmpi-test-1" in said.errors[-1], said
 
 
 WRONG = {

@@ -1,5 +1,7 @@
 """`istmpi train --log`: what other programs are told, read back by their own readers; and never a reason to fail."""
 
+from importlib.util import find_spec
+
 import pytest
 from following import lines
 from wandb_file import history
@@ -59,31 +61,6 @@ def in_mlflow(folder, monkeypatch):
 READERS = {"tensorboard": in_tensorboard, "wandb": in_wandb, "mlflow": in_mlflow}
 
 
-@pytest.mark.parametrize("library", READERS)
-def test_a_run_and_its_resumption_are_read_back_as_metrics_has_them(series, tmp_path, monkeypatch, library):
-    pytest.importorskip(library, reason=f"{library} is not installed; pip install 'istmpi[{library}]' brings it")
-    offline = {"WANDB_MODE": "offline", "MLFLOW_ALLOW_FILE_STORE": "true"}
-    offline["MLFLOW_TRACKING_URI"] = f"file://{tmp_path}/mlruns"
-    command = ["train", *SMALL, "--log", library, "--out", "run"]
-    steps = {
-        "first": [*command, "--rounds", 3],
-        "then": "import shutil\nif rank == 0: shutil.copytree('run', 'then')",
-        "again": [*command, "--rounds", 5, "--resume", "run/checkpoints/round-00000002.h5"],  # round 3 is run again
-    }
-    said = series(2, tmp_path, steps, env=offline).end()
-    for job in (said["first"], said["again"]):
-        assert job.returncode == 0 and "switched off" not in job.stdout, job
-    earlier, metrics = lines(tmp_path / "then"), lines(tmp_path / "run")
-    assert [line["round"] for line in metrics] == [1, 2, 3, 4, 5] and metrics[2]["loss"] == earlier[2]["loss"]
-    told = dict(READERS[library](tmp_path / "run", monkeypatch))
-    assert sorted(told) == [1, 2, 3, 4, 5]
-    for line in metrics:
-        # MLflow's points cannot be taken back: of a round that was run again it has the first.
-        found = told[line["round"]]
-        figures = numbers(earlier[2] if library == "mlflow" and line["round"] == 3 else line, found)
-        assert found == pytest.approx(figures, rel=1e-6)  # TensorBoard's are float32
-
-
 A_FILE_IN_THE_WAY = """
 import shutil
 if rank == 0:
@@ -95,21 +72,49 @@ if rank == 0:
 
 @pytest.fixture(scope="module")
 def said(series, folder):
-    """The outcomes of commands of one job."""
-    pytest.importorskip("tensorboard", reason="pip install 'istmpi[tensorboard]' brings it")
-    logged = [*SMALL, "--log", "tensorboard"]
-    return series(
-        2,
-        folder,
-        {
+    """The outcomes of commands of one job, for every program that is installed."""
+    steps = {}
+    for library in filter(find_spec, READERS):
+        command = ["train", *SMALL, "--log", library, "--out", f"in-{library}"]
+        steps |= {
+            f"{library} first": [*command, "--rounds", 3],
+            f"{library} then": f"import shutil\nif rank == 0: shutil.copytree('in-{library}', 'then-{library}')",
+            # Round 3 is run again.
+            f"{library} again": [*command, "--rounds", 5, "--resume", f"in-{library}/checkpoints/round-00000002.h5"],
+        }
+    if find_spec("tensorboard"):
+        logged = [*SMALL, "--log", "tensorboard"]
+        steps |= {
             "compare": ["compare", "--methods", "ist,local-sgd", *logged, "--rounds", "2", "--out", "compared"],
             "in the way": A_FILE_IN_THE_WAY,
             "train": ["train", *logged, "--rounds", "4", "--resume", "auto", "--out", "run"],
-        },
-    ).end()
+        }
+    offline = {"WANDB_MODE": "offline", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    return series(2, folder, steps, env=offline | {"MLFLOW_TRACKING_URI": f"file://{folder}/mlruns"}).end()
+
+
+def require(library):
+    pytest.importorskip(library, reason=f"{library} is not installed; pip install 'istmpi[{library}]' brings it")
+
+
+@pytest.mark.parametrize("library", READERS)
+def test_a_run_and_its_resumption_are_read_back_as_metrics_has_them(said, folder, monkeypatch, library):
+    require(library)
+    for job in (said[f"{library} first"], said[f"{library} again"]):
+        assert job.returncode == 0 and "switched off" not in job.stdout, job
+    earlier, metrics = lines(folder / f"then-{library}"), lines(folder / f"in-{library}")
+    assert [line["round"] for line in metrics] == [1, 2, 3, 4, 5] and metrics[2]["loss"] == earlier[2]["loss"]
+    told = dict(READERS[library](folder / f"in-{library}", monkeypatch))
+    assert sorted(told) == [1, 2, 3, 4, 5]
+    for line in metrics:
+        # MLflow's points cannot be taken back: of a round that was run again it has the first.
+        found = told[line["round"]]
+        figures = numbers(earlier[2] if library == "mlflow" and line["round"] == 3 else line, found)
+        assert found == pytest.approx(figures, rel=1e-6)  # TensorBoard's are float32
 
 
 def test_every_run_of_a_comparison_has_its_log(said, folder, monkeypatch):
+    require("tensorboard")
     assert said["compare"].returncode == 0, said["compare"]
     for method in ("ist-0", "local-sgd-0"):
         out = folder / "compared" / method
@@ -120,6 +125,7 @@ def test_every_run_of_a_comparison_has_its_log(said, folder, monkeypatch):
 
 def test_a_logger_that_cannot_write_is_switched_off(said, folder):
     """What it would write to is something else now; that is a line, and the run goes on."""
+    require("tensorboard")
     assert said["train"].returncode == 0, said["train"]
     (line,) = [line for line in said["train"].stdout.splitlines() if "switched off" in line]
     assert line.startswith("--log tensorboard is switched off: ") and line.endswith("The run continues."), line

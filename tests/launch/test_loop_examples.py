@@ -1,4 +1,4 @@
-"""Own loops in examples/ and docs/library.md: the loss falls, the plain class loads the export, a port is short."""
+"""Own loops in examples/, docs/library.md and docs/own-loop.md: they learn, their exports load, a port is short."""
 
 import difflib
 import re
@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from following import lines
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -33,6 +34,46 @@ PAGE = (FOLDER.parent / "docs" / "library.md").read_text()
 LIBRARY = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
 
 
+# ---- the page for those who keep their loop or come from DDP: its named programs and its command, as they stand
+WAYS = (FOLDER.parent / "docs" / "own-loop.md").read_text(encoding="utf-8")
+PROGRAMS = {name: text for text, name in re.findall(r"^```python\n(# (\w+\.py).*?)^```", WAYS, re.M | re.S)}
+DIFFERENCE = re.search(r"^```diff\n(.*?)^```", WAYS, re.M | re.S).group(1).splitlines()
+COMMANDS = re.search(r"^```bash\n(.*?)^```", WAYS, re.M | re.S).group(1).splitlines()
+DATA = """
+import os, runpy, sys, time
+if rank == 0:
+    runpy.run_path("make_data.py")
+    open("made", "w").close()
+while not os.path.exists("made"):
+    time.sleep(0.01)
+sys.path.insert(0, "")
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+"""
+
+
+def ways_of_the_page(folder):
+    """Write the files of the page; return its steps by name."""
+    for name, text in PROGRAMS.items():
+        (folder / name).write_text(text)
+    (folder / "train.py").write_text("\n".join(line[1:] for line in DIFFERENCE if line[:1] != "-") + "\n")
+    words = COMMANDS[-1].split()
+    program = "import runpy\nif rank < {}: runpy.run_path('{}', run_name='__main__')"
+    steps = {"peer": program.format(1, "ddp.py"), "program": program.format(2, "train.py")}
+    return {"data": DATA, **steps, "command": words[words.index("istmpi") + 1 :]}
+
+
+def test_both_ways_of_the_page_train_its_network(said, folder):
+    assert [*PROGRAMS] == ["ddp.py", "net.py", "make_data.py"]
+    assert [line[1:] for line in DIFFERENCE if line[:1] != "+"] == PROGRAMS["ddp.py"].splitlines()
+    assert sum(line[:1] == "+" for line in DIFFERENCE) <= 12
+    assert len({re.sub(r"--method \S+", "", command) for command in COMMANDS}) == 1
+    assert COMMANDS[-1].startswith("mpirun") and "--method ist" in COMMANDS[-1]
+    for name in ("peer", "program", "command"):
+        assert said[name].returncode == 0, said[name].stderr
+        assert float(re.search(r"accuracy +(\S+)", said[name].stdout).group(1).rstrip("%,")) > 0.85, said[name]
+    assert torch.load(folder / "network.pt")["layers.0.weight"].shape == (256, 20)
+
+
 def run_all(examples):
     commands = {}
     for name, (kind, arguments) in examples.items():
@@ -48,7 +89,8 @@ def said(series, folder):
     examples = run_all(PLAIN)
     if find_spec("transformers"):
         examples |= run_all(OF_TRANSFORMERS)
-    return series(2, folder, examples | {"port": PORT, "library": LIBRARY, "library again": LIBRARY}).end(400)
+    examples |= {"port": PORT, "library": LIBRARY, "library again": LIBRARY, **ways_of_the_page(folder)}
+    return series(2, folder, examples).end(400)
 
 
 def test_the_script_of_the_librarys_page_runs_as_it_stands_and_a_second_time(said):

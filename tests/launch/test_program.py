@@ -14,11 +14,11 @@ x = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
 job = istmpi.Distributed(Net, {"features": 5, "outputs": 2}, example=x, local_steps=2, checkpoint_every=4)
 scaler = torch.amp.GradScaler("cpu", growth_interval=25)
 folder = "peace" if sys.argv[1] == "peace" else "run"
-rounds = job.rounds(200, folder=folder, resume="auto")  # a name keeps the loop open after an error
+rounds = job.rounds(60, folder=folder, resume="auto")  # a name keeps the loop open after an error
 for round in rounds:
     for step in round.steps():
         round.step(round.module(x).square().mean(), scaler)
-    if round.number == 90 and sys.argv[1] == "kill" and job.communicator.rank == 1:
+    if round.number == 30 and sys.argv[1] == "kill" and job.communicator.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if sys.argv[1] == "exit":
         sys.exit(7)

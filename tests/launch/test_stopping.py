@@ -1,10 +1,11 @@
-"""Stopping a run from outside, and going on with it: signals, a file, the end of a job's time."""
+"""Stopping a run from outside, and going on: signals, a file, the end of a job's time; what listens meanwhile."""
 
 import contextlib
 import os
 import re
-import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -39,7 +40,27 @@ if rank == 0:
     os.chmod("squeue", 0o755)
 """
 ANSWER = SQUEUE.replace("ANSWER", "date -d '+1 minute' +%Y-%m-%dT%H:%M:%S")
+ELSEWHERE = """
+import os, shutil
+if rank == 0:
+    shutil.copytree("one", "here/run")
+else:
+    os.mkdir("there")
+os.chdir("there" if rank else "here")
+"""
 GO = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)"
+
+
+def listening(process):
+    """The addresses at which a process listens on the network, by the numbers of its sockets."""
+    links = [path.readlink() for path in Path(f"/proc/{process}/fd").iterdir()]
+    own = {str(link)[8:-1] for link in links if str(link).startswith("socket:")}
+    rows = [row.split() for row in Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]]
+    return {
+        row[9]: socket.inet_ntoa(struct.pack("=I", int(row[1].split(":")[0], 16)))
+        for row in rows
+        if row[3] == "0A" and row[9] in own
+    }
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +76,13 @@ def said(series, folder):
         "answer": [*slow, "answer"],
         "squeue fails": SQUEUE.replace("ANSWER", "exit 1"),
         "no answer": [*slow, "no-answer"],
+        "elsewhere": ELSEWHERE,
+        "not seen": ["train", "--resume", "run"],
     }
     runs = series(2, folder, runs)
     wait_for_rounds(folder / "one", 3, runs.job)
     ranks = runs.job.ranks
+    listens = [listening(process) for process in (runs.job.process.pid, *ranks)]
     os.kill(ranks[1], signal.SIGTERM)
     wait_for_rounds(folder / "all", 3, runs.job)
     for rank in ranks:
@@ -75,7 +99,18 @@ def said(series, folder):
     wait_for_rounds(folder / "file", stopped[0] + 3, alone.job)
     rounds = [line["round"] for line in lines(folder / "file")]
     (folder / "file" / "STOP").touch()
-    return runs.end() | alone.end() | {"job": ranks[0], "reached": stopped, "rounds": rounds}
+    facts = {"job": ranks[0], "reached": stopped, "rounds": rounds, "listens": listens}
+    return runs.end() | alone.end() | facts | {"launcher": runs.job.process.args[0]}
+
+
+def test_ranks_of_one_host_listen_to_nobody_outside_it(said):
+    """The launcher may: its own sockets, which ranks inherit, are left out. Open MPI decides for itself."""
+    if "HYDRA" not in subprocess.run([said["launcher"], "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("needs MPICH")
+    launcher, *ranks = said["listens"]
+    for sockets in ranks:
+        own = {number: address for number, address in sockets.items() if number not in launcher}
+        assert own and {*own.values()} == {"127.0.0.1"}
 
 
 # That each signal is received, at whatever moment, is shown by tests/unit/test_signals.py.
@@ -167,13 +202,7 @@ def test_a_second_sigterm_ends_at_once(start, tmp_path):
     assert job.end(20).returncode not in (0, 75)
 
 
-def test_a_folder_whose_settings_one_rank_does_not_see_is_refused_on_all(said, folder, mpirun, tmp_path):
+def test_a_folder_whose_settings_one_rank_does_not_see_is_refused_on_all(said):
     """As on a node where it is not mounted, or from another working directory."""
-    shutil.copytree(folder / "one", tmp_path / "here" / "run")
-    (tmp_path / "there").mkdir()
-    program = "import os, sys; os.chdir(sys.argv.pop(1)); from istmpi.cli.main import main; main()"
-    here, there = (["python", "-c", program, tmp_path / name, "train", "--resume", "run"] for name in ("here", "there"))
-    result = mpirun(1, *here, ":", "-n", "1", *there, timeout=30)
-    assert result.returncode == 2, result
-    (line,) = result.errors
+    line = said["not seen"].refusal()
     assert line.startswith("istmpi: rank 1: the ranks have different settings (checkpoint.every: 20 or 0; "), line
