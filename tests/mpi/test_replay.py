@@ -1,13 +1,11 @@
 """What every method computes and sends is what was recorded: a change of form changes no bit of it (`replaying`)."""
 
-import json
 import os
 import sys
 
-import numpy as np
 import pytest
 from replay_cases import MLP, OTHERS
-from replaying import CASES, RECORD, arithmetic, keep, replayed, run_of
+from replaying import CASES, keep, replayed, require_recorded, run_of
 from small import on_root
 
 REAL = ("diloco", "sparse-loco", "local-sgd, bfloat16 on the wire", "data-parallel, int8 on the wire", "xc")
@@ -32,14 +30,4 @@ def test_nothing_has_changed(comm, shared_tmp, case):
         assert outcome["bytes"] > 0
     if "ISTMPI_RECORD" in os.environ:
         on_root(comm, lambda: keep(f"{comm.size} ranks", case, outcome))
-    record = json.loads(RECORD.read_text())
-    expected = record["runs"][f"{comm.size} ranks"][case]
-    if record["arithmetic"] == arithmetic():
-        assert outcome == expected
-        return
-    tolerance = 1e-6 if run.model.dtype == "float64" else 1e-2
-    numbers = ("losses", "score")
-    for name in numbers:
-        assert np.float64(outcome[name]) == pytest.approx(np.float64(expected[name]), rel=tolerance)
-    compared = [name for name in expected if name not in ("bits", *numbers)]
-    assert {name: outcome[name] for name in compared} == {name: expected[name] for name in compared}
+    require_recorded(f"{comm.size} ranks", case, run, outcome)

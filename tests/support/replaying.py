@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from replay_cases import FILES, MLP, OTHERS, files
 from small import own_run, small_run, whole
@@ -126,3 +127,17 @@ def keep(ranks, case, outcome):
     record["arithmetic"] = arithmetic()
     record["runs"].setdefault(ranks, {})[case] = outcome
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def require_recorded(ranks, case, run, outcome):
+    """An outcome is that of the record; its bits count where this machine computes as that of the record."""
+    record = json.loads(RECORD.read_text())
+    expected = record["runs"][ranks][case]
+    if record["arithmetic"] == arithmetic():
+        assert outcome == expected
+        return
+    tolerance = 1e-6 if run.model.dtype == "float64" else 1e-2
+    for name in expected.keys() & {"losses", "score"}:
+        assert np.float64(outcome[name]) == pytest.approx(np.float64(expected[name]), rel=tolerance)
+    compared = expected.keys() - {"bits", "losses", "score"}
+    assert {name: outcome[name] for name in compared} == {name: expected[name] for name in compared}
