@@ -1,10 +1,8 @@
-"""The tutorial, step by step as a newcomer takes it: its files are written, its commands typed."""
+"""The tutorial, step by step as a newcomer takes it: its files are written, its commands run in one folder."""
 
 import json
-import os
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,51 +11,51 @@ from patience import patient
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-(COMPARE,) = re.findall("^mpirun .* compare .*$", PAGE.read_text(), re.MULTILINE)
-INSTEAD = {
-    "wait": "code=0; wait $! || code=$?; [ $code = 75 ]",
-    COMPARE: COMPARE.replace("-n 4", "-n 2").replace("--rounds 20 --evaluate-every 4", "--rounds 2 --evaluate-every 1"),
-}
+
+
+def step_of(line):
+    """A command of the page as a step of a job: the words of istmpi, or the code that runs a program."""
+    words = shlex.split(line.removesuffix("&"))
+    if words[0] == "python":
+        return f"import runpy, sys; sys.path.insert(0, ''); runpy.run_path({words[1]!r}, run_name='__main__')"
+    return words[words.index("istmpi") + 1 :]
 
 
 @pytest.mark.timeout(600)
-def test_every_file_and_every_command_of_the_tutorial(tmp_path, environment):
-    script = ["set -e", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
+def test_every_file_and_every_command_of_the_tutorial(series, tmp_path):
+    """Commands of one process share one, and so do jobs of two; the evaluation has another number of ranks, one."""
+    page = []
     for kind, text in BLOCK.findall(PAGE.read_text()):
-        if kind != "bash":
+        if kind == "bash":
+            page += text.splitlines()
+        else:
             (tmp_path / re.match(r"# (\S+)\n", text)[1]).write_text(text)
-            continue
-        for line in text.splitlines():
-            script += [f"echo {shlex.quote(f'typed: {line}')}", INSTEAD.get(line, line)]
-    launcher = Path(os.environ.get("MPIRUN") or shutil.which("mpirun", path=environment["PATH"]))
-    path = os.pathsep.join([str(tmp_path), environment["PATH"]])
-    (tmp_path / "mpirun").write_text(f'#!/bin/sh\nexec "{launcher}" "$@"\n')
-    (tmp_path / "mpirun").chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)],
-        cwd=tmp_path,
-        env={**os.environ, **environment, "PATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=patient(300),
-    )
-    assert done.returncode == 0, done.stdout
-    said = dict(part.split("\n", 1) for part in done.stdout.split("typed: ")[1:])
+    numbered = re.findall(r"^mpirun -n (\d) istmpi (\w+)", "\n".join(page), re.MULTILINE)
+    assert numbered == [("4", "train"), ("2", "train"), ("3", "evaluate"), ("4", "compare")]
+    images, prepare, model, train, until, touch, wait, remove, *others = page
+    again, evaluate, predict, head, export, use, compare = others
+    assert (train[-1], wait, head) == ("&", "wait", "head -5 crosses.csv")
 
-    def of(words):
-        (found,) = [printed for line, printed in said.items() if words in line]
-        return found
+    steps = {line: step_of(line) for line in page if "istmpi" in line or "python" in line}
+    steps[compare] += ["--rounds", 2, "--evaluate-every", 1]
 
-    assert "900" in of("istmpi prepare") and "180" in of("istmpi prepare")
+    def run(ranks, *lines):
+        return series(ranks, tmp_path, {line: steps[line] for line in lines})
+
+    said = run(1, images, prepare, model).end()
+    stopped = run(4, train)
+    subprocess.run(["bash", "-c", f"{until}\n{touch}"], cwd=tmp_path, check=True, timeout=patient(60))
+    assert stopped.end()[train].returncode == 75 and "stopped" in stopped.outcome(train).stderr
+    subprocess.run(shlex.split(remove), cwd=tmp_path, check=True)
+    said |= run(2, again, compare).end(200) | run(1, evaluate, predict, export, use).end()
+    assert not any(done.returncode for done in said.values()), said
+    assert "900" in said[prepare].stdout and "180" in said[prepare].stdout
     for width in ("channels1", "channels2", "hidden"):
-        assert re.search(rf"^{width} +\d+ +yes", of("istmpi model"), re.MULTILINE)
-    assert "stopped" in of("touch") + of("wait")
+        assert re.search(rf"^{width} +\d+ +yes", said[model].stdout, re.MULTILINE)
     summary = json.loads((tmp_path / "runs/shapes/summary.json").read_text())
     assert summary["last"]["round"] == 40 and summary["last"]["score"]["score"] > 0.8
     scored = f"{summary['last']['score']['score']:.4f}"
-    assert scored in of("mpirun -n 2 istmpi train") and scored in of("istmpi evaluate")
-    assert of("head -5").startswith("example,class,probability\n0000.png,")
-    assert re.fullmatch(r"this is a (circle|cross|square), with a probability of [\d.]+%\n", of("use.py"))
-    assert "local-sgd" in of("istmpi compare")
+    assert scored in said[again].stdout and scored in said[evaluate].stdout
+    assert (tmp_path / "crosses.csv").read_text().startswith("example,class,probability\n0000.png,")
+    assert re.fullmatch(r"this is a (circle|cross|square), with a probability of [\d.]+%\n", said[use].stdout)
+    assert "local-sgd" in said[compare].stdout
