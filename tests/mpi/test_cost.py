@@ -170,7 +170,7 @@ def test_the_cluster_is_measured_at_the_shapes_of_a_users_network(comm, quick):
     assert all(other == measured for other in comm.allgather(measured))
 
 
-def test_products_that_seem_to_take_no_longer_when_they_are_larger_still_have_a_rate(comm, monkeypatch):
-    monkeypatch.setattr(timing, "time_slowest", lambda communicator, work: 1e-5)
+def test_products_that_seem_to_take_no_longer_when_they_are_larger_still_have_a_rate(comm, quick):
+    quick.setattr(timing, "time_slowest", lambda communicator, work: 1e-5)
     measured = measure.measure(small_run(model__hidden=[32, 32]), mlp_network(64, (32, 32), 10), comm)
     assert all(0 < rate < float("inf") for rate in measured.flops) and measured.product_seconds == 0

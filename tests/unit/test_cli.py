@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 
@@ -15,12 +14,8 @@ from istmpi.cli.run_options import OPTIONS, resolve
 from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
 
-PROGRAM = [sys.executable, "-c", "from istmpi.cli.main import main; main()"]
-
-
-def cli(*arguments, env=()):
-    environment = {**os.environ, "COLUMNS": "200", **dict(env)}
-    return subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, env=environment)
+COMMAND = "from istmpi.cli.main import main; main()"
+PROGRAM = [sys.executable, "-c", COMMAND]
 
 
 def resolved(run="digits", assignments=(), **given):
@@ -29,12 +24,16 @@ def resolved(run="digits", assignments=(), **given):
 
 
 def test_a_plan_under_a_launcher_is_of_its_ranks_and_is_printed_once():
-    environment = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "COLUMNS": "40"}
-    ranks = [(rank, size) for rank in "01" for size in ("1", "host")]
-    plans = [cli("train", "--dry-run", "--group-size", n, env={"PMI_RANK": rank, **environment}) for rank, n in ranks]
-    assert [plan.returncode for plan in plans] == [0] * 4 and plans[2].stdout + plans[3].stdout == ""
-    assert "ist on 1 rank," in plans[1].stdout and "1 replica group of 2: " in plans[1].stdout
-    assert "ist on 2 ranks" in plans[0].stdout and "hidden1.linear.weight" in plans[0].stdout.split()
+    """Processes know each other by the environment that they began with."""
+    plans = []
+    for rank, members in (("0", "1"), ("0", "host"), ("1", "host")):
+        launched = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PMI_RANK": rank, "COLUMNS": "40"}
+        words = [*PROGRAM, "train", "--dry-run", "--group-size", members]
+        plans.append(
+            subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | launched).stdout
+        )
+    assert "ist on 1 rank," in plans[1] and "1 replica group of 2: " in plans[1] and plans[2] == ""
+    assert "ist on 2 ranks" in plans[0] and "hidden1.linear.weight" in plans[0].split()
 
 
 def test_looking_around_and_planning_import_neither_torch_nor_mpi(tmp_path):
@@ -89,13 +88,12 @@ MAKE = {"a pipe": os.mkfifo, "a folder": os.mkdir, "a device": lambda path: path
 @pytest.mark.parametrize(
     "words", ["train --dry-run --data x.h5", "costmodel --cluster x.json", "prepare csv x.csv y.h5"]
 )
-def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path, monkeypatch, kind, words):
+def test_what_is_no_file_is_refused_and_not_waited_for(refusal, tmp_path, monkeypatch, kind, words):
     monkeypatch.chdir(tmp_path)
     (name,) = re.findall(r"x\.\w+", words)
     MAKE[kind](tmp_path / name)
-    code, out, err = istmpi_command(*words.split())
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert name in err and (f"is {kind}" in err or kind == "a folder" and name == "x.csv")
+    said = refusal(*words.split())
+    assert name in said and (f"is {kind}" in said or kind == "a folder" and name == "x.csv")
 
 
 @pytest.mark.parametrize(
@@ -149,10 +147,8 @@ def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path,
         ("train --dry-run --data d{rank}.npz --set data.placement=sharded", "Leave placement out"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(istmpi_command, words, message):
-    code, _, err = istmpi_command(*words.split())
-    assert code == 2 and message in err
-    assert len(err.splitlines()) == 1 and err.startswith("istmpi: ")
+def test_bad_input_is_one_line_and_exit_code_2(refusal, words, message):
+    assert message in refusal(*words.split())
 
 
 def full():
@@ -178,16 +174,16 @@ def test_a_standard_output_that_takes_nothing_is_one_line_and_exit_code_74(words
     assert said.startswith(f"istmpi: cannot write to standard output ({why})")
 
 
-def test_a_reader_that_leaves_or_a_closed_output_ends_no_command(tmp_path):
+UNREAD_OUTPUT = f"import os; reading, writing = os.pipe(); os.close(reading); os.dup2(writing, 1); {COMMAND}"
+
+
+def test_a_reader_that_leaves_or_a_closed_output_ends_no_command(forked, tmp_path):
     train = ["train", "--rounds", "2", "--hidden", "8", "--out", tmp_path / "run"]
     for words in (["costmodel"], train):
-        reading, writing = os.pipe()
-        os.close(reading)
-        with open(writing, "w") as unread:
-            done = subprocess.run([*PROGRAM, *words], stdout=unread, stderr=subprocess.PIPE, text=True)
+        done = forked(*words, program=UNREAD_OUTPUT)
         assert (done.returncode, done.stderr) == (0, ""), words
     assert (tmp_path / "run" / "network.h5").exists()
-    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "runs"], stderr=subprocess.PIPE, text=True)
+    done = forked("runs", program=f"import os; os.close(1); {COMMAND}")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -199,28 +195,15 @@ def test_a_reader_that_leaves_or_a_closed_output_ends_no_command(tmp_path):
         ("train digit --dry-run", "did you mean digits?", 3),
     ],
 )
-def test_a_command_that_needs_no_mpi_tells_its_own_error_whatever_started_it(words, message, rank):
-    result = cli(*words.split(), env={"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "4"})
+def test_a_command_that_needs_no_mpi_tells_its_own_error_whatever_started_it(forked, words, message, rank):
+    result = forked(*words.split(), OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_SIZE="4")
     assert result.returncode == 2
     assert message in result.stderr and "ranks were started" not in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("istmpi: rank 3: " if rank else "istmpi: ")
 
 
-TAB = """
-import os, sys
-from istmpi.cli.main import main
-for words in sys.argv[1:]:
-    if not os.fork():
-        os.environ |= {"_ISTMPI_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        main()
-    os.wait()
-    print("then", flush=True)
-"""
-"""Asks for the words after each of some command lines, in a process of its own."""
-
-
-def test_a_shell_gets_words_and_nothing_else_at_tab():
+def test_a_shell_gets_words_and_nothing_else_at_tab(forked):
     offered = {
         "istmpi checkpoint sh": ["show"],
         "istmpi train --outer": ["--outer-momentum"],
@@ -231,11 +214,11 @@ def test_a_shell_gets_words_and_nothing_else_at_tab():
         "istmpi compare --methods ist,na": ["ist,narrow"],
         "istmpi nothing --a": [],
     }
-    done = subprocess.run([sys.executable, "-c", TAB, *offered], capture_output=True, text=True)
-    answers = done.stdout.split("then\n")[:-1]
-    assert done.stderr == ""
-    for answer, (words, expected) in zip(answers, offered.items(), strict=True):
-        assert [line.partition(",")[2] for line in answer.splitlines()] == expected, words
+    for words, expected in offered.items():
+        line = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = forked(_ISTMPI_COMPLETE="bash_complete", **line)
+        answers = [answer.partition(",")[2] for answer in done.stdout.splitlines()]
+        assert (answers, done.stderr) == (expected, ""), words
 
 
 OUTER = ("data-parallel", "dynamic-averaging", "codistillation", "admm", "easgd", "downpour", "joint")
@@ -277,26 +260,27 @@ def test_a_method_of_the_command_line_drops_what_only_the_file_s_method_reads(tm
         resolved(str(tmp_path / "run.toml"))
 
 
-def test_a_rank_that_a_launcher_terminates_while_it_leaves_keeps_its_exit_code():
+def test_a_rank_that_a_launcher_terminates_while_it_leaves_keeps_its_exit_code(forked):
     """srun and mpirun do so when another rank has left; with 143 a job script would queue the job again."""
-    program = "import atexit, os; from istmpi.cli.main import main; atexit.register(os.kill, os.getpid(), 15); main()"
-    done = subprocess.run([sys.executable, "-c", program, "train", "nowhere.toml"], capture_output=True, text=True)
+    done = forked(
+        "train", "nowhere.toml", program=f"import atexit, os; atexit.register(os.kill, os.getpid(), 15); {COMMAND}"
+    )
     assert done.returncode == 2, done.stderr
 
 
 def test_a_name_that_the_locale_cannot_show_ends_no_command(tmp_path):
     rows = "".join(f"{row},{'Kätzchen' if row % 2 else '犬'}\n" for row in range(20))
     (tmp_path / "table.csv").write_text(f"a,b\n{rows}", encoding="utf-8")
-    words = ["prepare", "csv", str(tmp_path / "table.csv"), str(tmp_path / "table.h5")]
-    result = cli(*words, env={"PYTHONIOENCODING": "ascii"})
+    words = ["prepare", "csv", tmp_path / "table.csv", tmp_path / "table.h5"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    result = subprocess.run([*PROGRAM, *words], capture_output=True, text=True, env=environment)
     assert (result.returncode, result.stderr) == (0, "") and "\\u72ac" in result.stdout
 
 
-def test_a_run_whose_standard_streams_are_closed_trains(tmp_path):
+def test_a_run_whose_standard_streams_are_closed_trains(forked, tmp_path):
     """Else the first opened file has the number of standard output. PyTorch's compiler is not imported."""
-    program = f"import atexit, pathlib, sys; imported = pathlib.Path({str(tmp_path / 'imported')!r})\n"
+    program = f"import atexit, os, pathlib, sys; imported = pathlib.Path({str(tmp_path / 'imported')!r})\n"
     program += "atexit.register(lambda: imported.write_text(str('torch._dynamo' in sys.modules)))\n"
-    program += "from istmpi.cli.main import main; main()"
-    train = shlex.join([sys.executable, "-c", program, "train", "--rounds", "1", "--out", str(tmp_path / "run")])
-    assert subprocess.run(f"{train} --hidden 8 --local-steps 2 <&- >&- 2>&-", shell=True).returncode == 0
+    words = ["train", "--rounds", 1, "--out", tmp_path / "run", "--hidden", 8, "--local-steps", 2]
+    assert forked(*words, program=f"{program}os.closerange(0, 3); {COMMAND}").returncode == 0
     assert (tmp_path / "run" / "network.h5").exists() and (tmp_path / "imported").read_text() == "False"

@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import os
-import subprocess
 import sys
 import tarfile
 
@@ -109,14 +108,13 @@ def test_the_target_is_checked_before_the_work(tmp_path):
 
 
 @pytest.mark.parametrize("size", ["12k", "1200k"])
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, size):
+def test_a_full_disk_is_one_line_and_leaves_nothing(forked, tmp_path, size):
     """Wherever it is full: when no row has room or the last. HDF5 itself may crash then."""
     x, y = np.random.default_rng(0).normal(size=(4000, 64)).astype(np.float32), np.arange(4000) % 3
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
     with small_disk(tmp_path / "disk", size) as disk:
         target = disk / "data.h5"
-        command = [sys.executable, "-c", "from istmpi.cli.main import main; main()", "prepare", "arrays"]
-        done = subprocess.run([*command, tmp_path / "data.npz", target], capture_output=True, text=True)
+        done = forked("prepare", "arrays", tmp_path / "data.npz", target)
         assert done.stderr == f"istmpi: {target}: cannot be written (No space left on device).\n"
         assert done.returncode == 74 and list(disk.iterdir()) == []
 

@@ -15,18 +15,8 @@ from istmpi.doctor import machine, mpi, network
 from istmpi.doctor.watchdog import find_unanswered
 
 
-def doctor(*arguments, **settings):
-    return subprocess.run(
-        [sys.executable, "-c", "from istmpi.cli.main import main; main()", "doctor", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=patient(60),
-        **settings,
-    )
-
-
-def test_a_healthy_folder_leaves_nothing_behind(tmp_path):
-    result = doctor("--json", "--folder", tmp_path)
+def test_a_healthy_folder_leaves_nothing_behind(forked, tmp_path):
+    result = forked("doctor", "--json", "--folder", tmp_path)
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     names = [finding["name"] for finding in report["findings"]]
@@ -46,19 +36,18 @@ def test_modules_and_settings_are_recorded_without_secrets(monkeypatch):
     assert "secret" not in json.dumps(recorded)
 
 
-def test_a_launcher_of_another_mpi_is_named(tmp_path):
+def test_a_launcher_of_another_mpi_is_named(forked, tmp_path):
     """MPICH itself ends such a rank in MPI_Init, without a hint."""
     program = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
-    library = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    library = forked(program=program).stdout
     if not library.startswith("MPICH"):
         pytest.skip(f"needs MPICH, this is {library.splitlines()[0]}")
     launched = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
     told = "2 ranks were started by Open MPI's launcher, but mpi4py uses MPICH"
-    result = doctor("--folder", tmp_path, env={**os.environ, **launched})
+    result = forked("doctor", "--folder", tmp_path, **launched)
     assert result.returncode == 1
     assert f"red     launcher  {told}" in " ".join(result.stdout.split("\n")), result.stdout
-    command = [sys.executable, "-m", "istmpi", "train", "--rounds", "1", "--out", str(tmp_path / "run")]
-    trained = subprocess.run(command, env={**os.environ, **launched}, capture_output=True, text=True)
+    trained = forked("train", "--rounds", 1, "--out", tmp_path / "run", **launched)
     assert (trained.returncode, trained.stderr.count("\n")) == (2, 1), trained.stderr
     assert told in trained.stderr
 

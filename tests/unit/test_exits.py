@@ -30,10 +30,8 @@ def path(tmp_path_factory):
     return file
 
 
-def predicted(istmpi_command, path, threshold):
-    code, out, _ = istmpi_command("predict", path, "digits", "--exit-threshold", threshold, "--outputs")
-    assert code == 0
-    return list(csv.DictReader(io.StringIO(out)))
+def predicted(answer, path, *options):
+    return list(csv.DictReader(io.StringIO(answer("predict", path, "digits", "--outputs", *options))))
 
 
 def entropy_of(row):
@@ -41,24 +39,19 @@ def entropy_of(row):
     return float(torch.distributions.Categorical(logits=logits).entropy()) / np.log(10)
 
 
-def test_an_example_leaves_at_the_first_exit_whose_entropy_is_below_the_threshold(path, istmpi_command):
-    threshold = np.median([entropy_of(row) for row in predicted(istmpi_command, path, 1)])
-    rows = predicted(istmpi_command, path, threshold)
-    network = open_network(path)
-    code, out, _ = istmpi_command("predict", path, "digits", "--outputs")
-    last = list(csv.DictReader(io.StringIO(out)))
-    assert {row["exit"] for row in rows} == {"1", "2"}
+def test_an_example_leaves_at_the_first_exit_whose_entropy_is_below_the_threshold(path, answer):
+    """Nobody leaves early at zero, and all do at one."""
+    assert {row["exit"] for row in predicted(answer, path, "--exit-threshold", 0)} == {"2"}
+    first, last = predicted(answer, path, "--exit-threshold", 1), predicted(answer, path)
+    threshold = np.median([entropy_of(row) for row in first])
+    rows = predicted(answer, path, "--exit-threshold", threshold)
+    assert {row["exit"] for row in rows} == {"1", "2"} and {row["exit"] for row in first} == {"1"}
     for row, of_last in zip(rows, last):
         if row["exit"] == "1":
             assert entropy_of(row) <= threshold + 1e-6
         else:
             assert row["class"] == of_last["class"] and row["output_3"] == of_last["output_3"]
-    assert {int(row["flops"]) for row in rows} == set(count_flops(network))
-
-
-def test_nobody_leaves_at_zero_and_all_do_at_one(path, istmpi_command):
-    assert {row["exit"] for row in predicted(istmpi_command, path, 0)} == {"2"}
-    assert {row["exit"] for row in predicted(istmpi_command, path, 1)} == {"1"}
+    assert {int(row["flops"]) for row in rows} == set(count_flops(open_network(path)))
 
 
 def test_the_flops_of_the_last_exit_are_those_of_the_cost_model_and_of_the_first_its_part(path):
@@ -75,19 +68,16 @@ def test_the_flops_of_the_last_exit_are_those_of_the_cost_model_and_of_the_first
     assert (first, last) == (operators["first"], operators["all"])
 
 
-def test_the_table_has_what_predictions_have(path, istmpi_command):
-    code, out, _ = istmpi_command("evaluate", path, "--exits", "--json")
-    assert code == 0
-    by_threshold = {row["threshold"]: row for row in json.loads(out)}
-    rows = predicted(istmpi_command, path, 0.6)
+def test_the_table_has_what_predictions_have(path, answer, refusal):
+    by_threshold = {row["threshold"]: row for row in json.loads(answer("evaluate", path, "--exits", "--json"))}
+    rows = predicted(answer, path, "--exit-threshold", 0.6)
     assert by_threshold[0.6]["accuracy"] == pytest.approx(np.mean([row["class"] == row["true_class"] for row in rows]))
     assert by_threshold[0.6]["flops"] == pytest.approx(np.mean([int(row["flops"]) for row in rows]))
     costs = [row["flops"] for row in by_threshold.values()]
     assert costs == sorted(costs, reverse=True)
-    assert "leave at exit 2" in istmpi_command("evaluate", path, "--exits")[1]
+    assert "leave at exit 2" in answer("evaluate", path, "--exits")
     for option in (["--by-class"], ["--top-k", 3]):
-        code, _, err = istmpi_command("evaluate", path, "--exits", *option)
-        assert code == 2 and f"{option[0]} does not go with --exits" in err
+        assert f"{option[0]} does not go with --exits" in refusal("evaluate", path, "--exits", *option)
 
 
 def test_entropy_is_normalised_and_the_last_exit_takes_all_that_remain():
@@ -98,7 +88,6 @@ def test_entropy_is_normalised_and_the_last_exit_takes_all_that_remain():
 
 
 @pytest.mark.parametrize("words", [("predict", "digits", "--exit-threshold", 0.5), ("evaluate", "--exits")])
-def test_a_network_with_one_exit_is_refused(checkpoints, istmpi_command, words):
+def test_a_network_with_one_exit_is_refused(checkpoints, refusal, words):
     command, *options = words
-    code, _, err = istmpi_command(command, checkpoints / "batch.h5", *options)
-    assert code == 2 and "is not a classifier with early exits" in err and len(err.splitlines()) == 1
+    assert "is not a classifier with early exits" in refusal(command, checkpoints / "batch.h5", *options)

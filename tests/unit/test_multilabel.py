@@ -272,11 +272,9 @@ def test_activations_are_those_of_a_block():
     assert whole.activations - blocks.activations == 2 * 4 * BATCH * (MANY_LABELS - 30)
 
 
-def test_its_weights_are_reckoned_of_a_published_size(istmpi_command):
+def test_its_weights_are_reckoned_of_a_published_size(answer):
     words = ["costmodel", "xc", "--layers", "135909-2560-670091", "--ranks", "8", "--optimizer", "sgd"]
-    code, out, err = istmpi_command(*words, "--json")
-    assert (code, err) == (0, "")
-    rows = {row["method"]: row for row in json.loads(out)["rows"]}
+    rows = {row["method"]: row for row in json.loads(answer(*words, "--json"))["rows"]}
     weights = 4 * ((135_909 + 670_091) * 2560)
     assert rows["ist"]["memory_network_bytes"] == pytest.approx(weights / 8, rel=0.01)
     assert rows["data-parallel"]["memory_network_bytes"] == pytest.approx(weights, rel=0.01)

@@ -53,7 +53,7 @@ class Tags(HTMLParser):
     "name, text, output",
     [("run.toml", "[train]\nrounds = -3\n", []), ("metrics.jsonl", "{}\n", ["--json"]), ("curve.json", "[]", [])],
 )
-def test_a_run_that_cannot_be_read_is_named_and_left_out(istmpi_command, runs, name, text, output):
+def test_a_run_that_cannot_be_read_is_named_and_left_out(istmpi_command, refusal, runs, name, text, output):
     bad = runs / "bad[red]"
     bad.mkdir()
     (bad / "run.toml").write_text('name = "a"\n')
@@ -62,13 +62,11 @@ def test_a_run_that_cannot_be_read_is_named_and_left_out(istmpi_command, runs, n
     code, out, err = istmpi_command("report", runs, *output)
     assert code == 0 and "torch-ddp" in out
     assert err.startswith("istmpi: left out: ") and str(bad) in err and err.count("\n") == 1
-    code, out, err = istmpi_command("report", bad, *output)
-    assert (code, out) == (2, "") and str(bad) in err and err.count("\n") == 1
+    assert str(bad) in refusal("report", bad, *output)
 
 
-def test_it_prints_the_tables(istmpi_command, runs):
-    code, out, err = istmpi_command("report", runs, "--targets", "0.8,0.5")
-    assert (code, err) == (0, "")
+def test_it_prints_the_tables(istmpi_command, answer, runs):
+    out = answer("report", runs, "--targets", "0.8,0.5")
     lines = [line.split() for line in out.splitlines()]
     assert ["accuracy", "reached", "ist", "torch-ddp"] in lines
     assert ["0.5", "1", "s", "1.00x", "9", "s", "9.00x"] in lines
@@ -155,9 +153,8 @@ def test_without_matplotlib_or_a_folder_the_page_says_so(istmpi_command, runs, t
         (["--targets", "63"], "--targets 63: a target of the accuracy must be above 0 and at most 1"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(istmpi_command, runs, arguments, message):
-    code, _, err = istmpi_command("report", *([runs] if arguments[0].startswith("--") else []), *arguments)
-    assert code == 2 and message in err and len(err.splitlines()) == 1
+def test_bad_input_is_one_line_and_exit_code_2(refusal, runs, arguments, message):
+    assert message in refusal("report", *([runs] if arguments[0].startswith("--") else []), *arguments)
 
 
 def test_every_method_has_a_style_of_its_own():

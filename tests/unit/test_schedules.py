@@ -96,13 +96,10 @@ def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said)
         ),
     ],
 )
-def test_a_plan_tells_the_learning_rate(istmpi_command, options, said):
-    code, out, err = istmpi_command("train", "--dry-run", "--rounds", "60", *options)
-    assert (code, err) == (0, "")
-    assert " ".join(out.split()).endswith(said)
-    code, out, err = istmpi_command("train", "--dry-run", "--rounds", "60", *options, "--warm-up", "999")
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert f"optimizer.warm_up = 999 is more than the {720 if 'fedavg' in options else 600} local steps" in err
+def test_a_plan_tells_the_learning_rate(answer, refusal, options, said):
+    assert " ".join(answer("train", "--dry-run", "--rounds", "60", *options).split()).endswith(said)
+    said = f"optimizer.warm_up = 999 is more than the {720 if 'fedavg' in options else 600} local steps"
+    assert said in refusal("train", "--dry-run", "--rounds", "60", *options, "--warm-up", "999")
 
 
 def leave(folder, *rates):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -160,8 +161,6 @@ def test_predictions_are_the_labels_that_are_likelier_than_not(trained, istmpi_c
 
 
 @pytest.mark.parametrize("setting", ["data.placement=by-label", "train.logit_adjustment=1", "model.name=xc"])
-def test_what_is_for_classes_or_sparse_rows_is_refused(tmp_path, istmpi_command, setting):
+def test_what_is_for_classes_or_sparse_rows_is_refused(tmp_path, refusal, setting):
     words = "train", "--data", write(tmp_path / "a.npz"), "--set", setting, "--out", tmp_path / "run"
-    code, _, err = istmpi_command(*words)
-    assert code == 2 and len(err.splitlines()) == 1
-    assert any(text in err for text in ("for classes", "needs classes", "sparse rows"))
+    assert re.search("for classes|needs classes|sparse rows", refusal(*words))

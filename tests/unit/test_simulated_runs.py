@@ -1,14 +1,11 @@
 """Whole runs on simulated ranks: what mpirun computes, under any schedule, and however a rank is lost."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import networks
 import pytest
 import torch
-from patience import patient
 from replay_cases import MLP
 from replaying import RECORD, arithmetic, replayed, run_of
 from small import Listening, small_run
@@ -86,12 +83,11 @@ def test_parallel_hdf5_and_shares_that_follow_the_clock_are_refused_in_one_line(
         Schedules(small_run(method__shares="auto"), 2, KINDS)
 
 
-def test_the_command_trains_without_mpi_and_says_that_it_is_simulated(tmp_path):
+def test_the_command_trains_without_mpi_and_says_that_it_is_simulated(forked, tmp_path):
     run = tmp_path / "small.toml"
     run.write_text(small_run(**SHORT).toml())
     program = "import sys; sys.modules['mpi4py'] = None; from istmpi.cli.main import main; main()"
-    command = [sys.executable, "-c", program, "simulate", run, "--ranks", "5", "--out", tmp_path / "out"]
-    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=patient(300))
+    result = forked("simulate", run, "--ranks", 5, "--out", tmp_path / "out", program=program)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("simulated: 5 ranks that take turns in this process\n")
     assert "MPI        simulated" in result.stdout and "ranks      5 on 1 host" in result.stdout
@@ -110,14 +106,13 @@ def test_a_lost_rank_ends_the_command_as_it_ends_mpirun(istmpi_command, tmp_path
     assert err.startswith("istmpi: rank ") and err.endswith("the launcher ends the job.\n")
 
 
-def test_the_command_tries_schedules_and_tells_findings(istmpi_command, tmp_path):
+def test_the_command_tries_schedules_and_tells_findings(answer, refusal, tmp_path):
     run = tmp_path / "small.toml"
     run.write_text(small_run(**SHORT).toml())
-    code, out, err = istmpi_command("simulate", run, "--ranks", 2, "--schedules", 3, "--faults", 5)
-    assert code == 0, err
+    out = answer("simulate", run, "--ranks", 2, "--schedules", 3, "--faults", 5)
     assert out.startswith("3 schedules of 2 ranks in ") and out.endswith("): 0 findings\n")
-    code, _, err = istmpi_command("simulate", "--schedules", 1, "--json")
-    assert code == 2 and err.startswith("istmpi: --json does not go with --schedules, which prints only findings.")
+    said = "istmpi: --json does not go with --schedules, which prints only findings."
+    assert refusal("simulate", "--schedules", 1, "--json").startswith(said)
 
 
 def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_path, monkeypatch):
@@ -156,13 +151,13 @@ def test_a_run_s_folder_is_resumed_as_train_resumes_it(istmpi_command, tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_the_folder_of_a_program_s_run_is_refused_with_its_cure(istmpi_command, tmp_path):
+def test_the_folder_of_a_program_s_run_is_refused_with_its_cure(refusal, tmp_path):
     run = Run().override({"data.source": "{rank}", "model.name": "mine/net.py:Net"})
     (tmp_path / "run.toml").write_text(run.toml())
     for command in ("train", "simulate", "costmodel"):
-        code, _, said = istmpi_command(command, tmp_path)
-        assert code == 2 and f"{tmp_path} is a run of a program" in said and "resume='auto'" in said
-        assert "mpirun -n P python mine/net.py" in said
+        said = refusal(command, tmp_path)
+        assert f"{tmp_path} is a run of a program" in said and "mpirun -n P python mine/net.py" in said
+        assert "resume='auto'" in said
 
 
 def test_a_program_of_its_own_rounds_runs_on_simulated_ranks(tmp_path):
