@@ -71,8 +71,7 @@ def test_between_two_sums_a_rank_follows_the_formula(comm, optimizer, sigma, pas
 @pytest.mark.parametrize("wire, tolerance", [("bfloat16", 1e-2), ("int8", 3e-2)])
 def test_rounded_outputs_train_nearly_the_same(comm, wire, tolerance):
     settings = PLAIN | {"method__local_steps": 5, "model__dtype": "float32"}
-    exact, _ = trained(comm, **settings)
-    rounded, _ = trained(comm, **settings, method__wire=wire)
+    exact, rounded = (trained(comm, **settings, **more)[0] for more in ({}, {"method__wire": wire}))
     for name, values in exact.method.subnet.network.state_dict().items():
         difference = (values - rounded.method.subnet.network.state_dict()[name]).abs().max()
         assert difference < tolerance and (difference > 0 or name == "labels.linear.bias")
@@ -92,8 +91,7 @@ def make_job(comm, network=Perceptron, more=None, **settings):
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_loop_takes_one_loader_on_all_ranks_and_scores_the_sum(comm, shared_tmp, passes):
     """Ranks draw the same batches from a DataLoader, and a score's module and an export add up what they compute."""
-    examples = LABELLED
-    loader = DataLoader(examples, batch_size=8, shuffle=True)
+    loader = DataLoader(LABELLED, batch_size=8, shuffle=True)
     job = make_job(comm, method="joint", lr=0.05, passes=passes, batch=8)
     taken = []
     for round in loops.begin_rounds(job, 2, shared_tmp / "run"):
@@ -105,10 +103,9 @@ def test_a_loop_takes_one_loader_on_all_ranks_and_scores_the_sum(comm, shared_tm
     assert job.summary.last.examples == 48, "an example that all ranks use counts once"
     predicted = [round_bytes(job.run, job.training.architecture, 3, number) for number in range(2)]
     assert job.summary.last.bytes == sum(map(sum, predicted))
-    score = job.evaluate(loops.accuracy, loader)
-    x, labels = examples.tensors
+    x, labels = LABELLED.tensors
     outputs = comm.allreduce_sum(job.training.method.subnet.network(x.double()).detach().numpy())
-    assert score == pytest.approx((outputs.argmax(1) == labels.numpy()).mean())
+    assert job.evaluate(loops.accuracy, loader) == pytest.approx((outputs.argmax(1) == labels.numpy()).mean())
     path = job.save(shared_tmp / "network.h5")
     if comm.rank == 0:
         program = torch.export.load(export(path, "torch", model=job.run.model.name).path).module()

@@ -39,7 +39,7 @@ def calls(ranks):
 
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_all_reduces_take_what_the_formulas_say(ranks):
-    """Ring 2(P-1)(α + βm/P), behind two thirds of the step."""
+    """Ring 2(P-1)(α + βm/P), behind two thirds of the step; sums of outputs of 1, 4 and 5 steps, behind earlier."""
     plan = scenario().cost("data-parallel", ranks)
     step = step_seconds(plan.largest, PLAIN)
     assert step == pytest.approx((6 * 512 * 36_800_000 - 2 * 512 * 4_000_000) / SPEED)
@@ -49,6 +49,13 @@ def test_all_reduces_take_what_the_formulas_say(ranks):
     server = 2 * (ranks - 1) * (ALPHA + BETA * BYTES)
     found = round_time(scenario().cost("data-parallel-broadcast", ranks), PLAIN).transfer
     assert found == pytest.approx(10 * server + calls(ranks))
+    sums = [(1, 0), (4, 1), (5, 5)]
+    for beta, sent in (BETA, sums), (1e3 * BETA, sums), (BETA, sums[:1]):
+        slow = replace(PLAIN, links=network(ALPHA, 1 / beta))
+        plan = scenario(method__local_steps=sum(steps for steps, _ in sent)).cost("joint", ranks)
+        step, one = step_seconds(plan.largest, slow), beta * 4 * 512 * 200 / ranks
+        waits = [max(2 * (ranks - 1) * (ALPHA + steps * one) - behind * step, 0) for steps, behind in sent]
+        assert round_time(plan, slow).transfer == pytest.approx(sum(waits) + calls(ranks))
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -62,6 +69,8 @@ def test_pull_and_push_take_what_the_formulas_say(ranks):
     assert round_time(scenario().cost("ist", ranks), PLAIN).transfer == pytest.approx(expected)
     step = (6 * 512 * mine / 4 - 2 * 512 * 4_000_000 / ranks) / SPEED
     assert found.compute == pytest.approx(10 * step)
+    joint = round_time(scenario().cost("joint", ranks), PLAIN).compute
+    assert joint == pytest.approx(10 * (step + 2 * 512 * mine / 4 / SPEED)), "each batch passes once more"
     whole = (ranks - 1) * ALPHA + BETA * BYTES * (1 - 1 / ranks)
     for method in ("dynamic-averaging", "fedavg"):
         assert round_time(scenario().cost(method, ranks), PLAIN).transfer == pytest.approx(2 * whole + calls(ranks))
@@ -139,9 +148,8 @@ def test_advice_follows_its_rules():
     run = Run().override({"model.hidden": (8192, 8192)})
     case = Scenario(run, mlp_network(4096, (8192, 8192), 35), preset("m5.2xlarge"), 84_843)
     advice = advise(case, 8)
-    first = advice.first
     assert re.match(r"Why: ist is [\d.]+ times as fast as [\w-]+, which trains more like one process", advice.notes[0])
-    ranks, steps = map(int, re.match(r"Run ist on (\d+) ranks with (\d+) ", first).groups())
+    ranks, steps = map(int, re.match(r"Run ist on (\d+) ranks with (\d+) ", advice.first).groups())
     of_a_rank, of_a_half = (case.cost("ist", count).held.share_of_a_rank for count in (ranks, 2 * ranks))
     assert of_a_rank >= LEAST_SHARE > of_a_half
 
@@ -172,8 +180,7 @@ def test_short_messages_count_as_much_as_long_ones_and_no_coefficient_is_negativ
     sizes = np.array([1e2, 1e3, 1e8, 2e8])
     seconds = (1e-5 + 1e-9 * sizes) * [1.1, 0.9, 1.1, 0.9]
     (latency, each), error = fit([np.ones(4), sizes], seconds)
-    assert latency == pytest.approx(1e-5, rel=0.15) and each == pytest.approx(1e-9, rel=0.15)
-    assert 0.05 < error < 0.15
+    assert [latency, each] == pytest.approx([1e-5, 1e-9], rel=0.15) and 0.05 < error < 0.15
     # Falling times would give a negative rate: it becomes zero, and the rest the best constant.
     (latency, each), _ = fit([[1, 1, 1], [1.0, 2.0, 3.0]], [3.0, 2.0, 1.0])
     assert each == 0 and 1 <= latency <= 3
@@ -232,12 +239,10 @@ def test_the_picture_shows_figure_2(tmp_path):
     assert traffic["data-parallel-broadcast"] == pytest.approx(PARALLEL_MEGAFLOATS)
     assert flops["ist"] == pytest.approx(IST_GIGAFLOPS, abs=0.005)
     assert flops["data-parallel-broadcast"] == pytest.approx([113.0496] * 6)
-    assert seconds["ist"][-1] < seconds["data-parallel-broadcast"][-1]
-    assert speed["ist"][0] == 1 and speed["linear speed-up"] == RANKS
-    assert memory["ist"] == sorted(memory["ist"], reverse=True)
-    legends = [axis.get_legend() for axis in drawn.axes if axis.get_legend()]
-    shown = [text.get_text() for text in legends[0].get_texts()]
-    assert len(legends) == 1 and shown == ["data-parallel-broadcast", "ist", "linear speed-up"]
+    assert seconds["ist"][-1] < seconds["data-parallel-broadcast"][-1] and speed["linear speed-up"] == RANKS
+    assert speed["ist"][0] == 1 and memory["ist"] == sorted(memory["ist"], reverse=True)
+    (legend,) = [axis.get_legend() for axis in drawn.axes if axis.get_legend()]
+    assert [text.get_text() for text in legend.get_texts()] == ["data-parallel-broadcast", "ist", "linear speed-up"]
     drawn = make_cost_figure(survey(scenario, ["data-parallel-broadcast", "data-parallel"], [2, 4]), "title")
     drawn.draw_without_rendering()
     assert "one line: data-parallel-broadcast, data-parallel" in drawn.axes[1].texts[0].get_text()
@@ -254,8 +259,7 @@ def test_the_picture_shows_figure_2(tmp_path):
 def test_it_takes_the_run_files_that_train_takes_and_counts_the_ranks_that_units_allow(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[model]\nhidden = [64, 32]\n[method]\nname = 'local-sgd'\nlocal_steps = 3")
-    text = costmodel(str(file), "--batch", "16", "--ranks", "1..8")
-    assert "mine: 64-64-32-10, batch 16 a rank, J = 3" in text
+    assert "mine: 64-64-32-10, batch 16 a rank, J = 3" in costmodel(str(file), "--batch", "16", "--ranks", "1..8")
     text = costmodel("--layers", "100-40-10", "--ranks", "32,64,100000")
     assert "ist allows at most 40 ranks: hidden1 has 40 units." in text
     assert any(line.split()[:1] == ["100000"] for line in text.splitlines())
@@ -271,8 +275,7 @@ def test_options_change_the_cluster():
     default, slow = (json.loads(costmodel(*words, *more))["rows"][0] for more in ([], ["--bandwidth", "250Mbit"]))
     assert slow["transfer_seconds_per_round"] > 8 * default["transfer_seconds_per_round"]
     assert slow["compute_seconds_per_round"] == default["compute_seconds_per_round"]
-    rich = json.loads(costmodel("--json", "--memory", "1GB", "--latency", "1ms"))
-    assert rich["cluster"] == "m5.2xlarge with --latency, --memory"
+    assert "m5.2xlarge with --latency, --memory" in costmodel("--json", "--memory", "1GB", "--latency", "1ms")
 
 
 @pytest.mark.parametrize(
