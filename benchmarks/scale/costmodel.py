@@ -41,7 +41,7 @@ MLP = {"model.output_norm": True}
 TEXT = {"model.name": "transformer", "model.embed": 128, "model.head_dim": 16, "data.length": 64, "train.batch": 16}
 DECODER = {**TEXT, "model.layers": 2, "model.heads": [8] * 2, "model.hidden": [344] * 2}
 GCN = {"model.name": "gcn", "model.hidden": [256, 256], "data.graph": "full", "train.batch": 1}
-SUM = {"data.placement": "shared", "evaluate.form": "sum"}
+ALL = {"data.placement": "shared"}
 BOTH, THREE = "ist,data-parallel", "ist,local-sgd,data-parallel"
 NETWORKS: dict[str, tuple[str, dict[str, Any], dict[int, str]]] = {
     "mlp 256-512-512-10": ("256", {**MLP, "model.hidden": [512, 512]}, {1: "ist", 4: BOTH, 8: "ist"}),
@@ -50,8 +50,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], dict[int, str]]] = {
     "resnet 18, 16 x 16": ("images", {"model.name": "resnet", "train.batch": 16}, {1: "local-sgd", 2: "ist"}),
     "decoder, 2 layers, 128 wide": ("text", DECODER, {2: BOTH, 4: "ist"}),
     "xc 20,000-512-50,000": ("xc", {"model.name": "xc", "model.hidden": [512]}, {2: "ist", 4: "ist"}),
-    "mlp 1024-1024-1024-10, joint": ("1024", {**MLP, **SUM, "model.hidden": [1024] * 2}, {2: "joint", 4: "joint"}),
-    "xc 20,000-512-50,000, joint": ("xc", {**SUM, "model.name": "xc", "model.hidden": [512]}, {2: "joint", 4: "joint"}),
+    "mlp 1024-1024-1024-10, joint": ("1024", {**MLP, **ALL, "model.hidden": [1024] * 2}, {2: "joint", 4: "joint"}),
+    "xc 20,000-512-50,000, joint": ("xc", {**ALL, "model.name": "xc", "model.hidden": [512]}, {2: "joint", 4: "joint"}),
     "gcn 128-256-256-40, 5,000 nodes": ("graph", GCN, {1: "ist", 4: "ist"}),
 }
 """The data, the settings, and the methods by number of ranks."""
