@@ -205,7 +205,7 @@ def _predict_merged(
     seconds += _pass_seconds(run, architecture, data, cluster, ranks, plan)
     if ranks == 1:
         return seconds
-    calls = count_calls_of_moments(architecture, plan) + count_calls_of_sums(data)
+    calls = count_calls_of_moments(architecture, plan) + count_calls_of_sums(data, plan)
     # Rank 0 tells the sums of the score, or all ranks tell each other.
     if plan.on_one:
         seconds += _told_seconds(ranks, cluster)

@@ -21,6 +21,7 @@ from istmpi.config import Train
 from istmpi.data.batch import Batch
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
+from istmpi.evaluation.halvings import HALVINGS, choose_halvings_at_once
 from istmpi.evaluation.own import join_loss
 from istmpi.network.architecture import Architecture
 from istmpi.network.table import split_power
@@ -41,13 +42,6 @@ _SQUARE_DECAY = 0.99
 COLDEST = 0.05
 HOTTEST = 20.0
 """The limits of a temperature."""
-HALVINGS = 40
-"""The number of halvings of the range in which the temperature's logarithm lies."""
-HALVINGS_AT_ONCE = 5
-"""The halvings of one message, if there are few logits: then all slopes are computed that the
-halvings may need."""
-FEW_LOGITS = 2**18
-"""The most logits of all ranks for which slopes are computed that may not be needed."""
 AT_ONCE = 2**16
 """The most numbers for which one call computes the slopes at several middles: 0.5 MB."""
 
@@ -183,7 +177,7 @@ def fit_temperature(
         """Return the slope of the loss at each middle, over all ranks."""
         return add_up(np.array(_slopes_here(logits, targets, middles)))
 
-    at_once = HALVINGS_AT_ONCE if count * classes <= FEW_LOGITS else 1
+    at_once = choose_halvings_at_once(count * classes)
     # The loss is convex in 1 / temperature, so its slope has one root.
     low = np.log(1 / HOTTEST)
     high = np.log(1 / COLDEST)

@@ -14,13 +14,15 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
 from istmpi.engine.buckets import divide_into_buckets
 from istmpi.evaluation.further import has_area
-from istmpi.evaluation.planned_bytes import count_calibration_bytes, list_evaluated, list_lacking
+from istmpi.evaluation.halvings import count_sums_of_temperature
+from istmpi.evaluation.planned_bytes import list_evaluated, list_lacking
 from istmpi.evaluation.planning import (
     choose_form,
     choose_interval,
     divide,
     has_known_sizes,
     knows_outputs,
+    may_keep_logits,
     plan_evaluation,
     scores_together,
 )
@@ -50,7 +52,7 @@ def plan_evaluation_waits(run: Run, architecture: Architecture, data: Dataset, r
         flushes = 0
     else:
         flushes = count_flush_waits(run, architecture, ranks, rounds)
-    area = _count_area(data)
+    area = _count_area(data, plan)
     if form != "merged":
         _require_outputs(run, architecture, data, plan)
     if form == "merged":
@@ -59,7 +61,7 @@ def plan_evaluation_waits(run: Run, architecture: Architecture, data: Dataset, r
             once = count_merged(phase.run, architecture, data, ranks, plan)
             calls += len(phase.rounds) * once
             if phase.is_handed_over:
-                calls += _count_load(architecture, plan, present=()) + count_calls_of_sums(data)
+                calls += _count_score(run, architecture, data, plan, present=())
         return Waits(calls=calls, least=calls)
     scored = count_scored(run.evaluate, data, len(data.test))
     side_by_side = count_subnets(run, architecture, ranks, _list_batches(run, data, scored))
@@ -71,7 +73,7 @@ def plan_evaluation_waits(run: Run, architecture: Architecture, data: Dataset, r
         return Waits(calls=calls + area, least=calls)
     calls = flushes + len(rounds) * _count_choice(run, architecture, data, ranks, plan)
     # The full network stays loaded if it wins.
-    merged = len(rounds) * count_calls_of_sums(data) + area
+    merged = len(rounds) * count_calls_of_sums(data, plan) + area
     subnets = len(rounds) * side_by_side
     return Waits(calls=calls + max(merged, subnets), least=calls + min(merged, subnets))
 
@@ -116,42 +118,66 @@ def count_merged(
     """Return the waits of an evaluation of the full network whose owners have the newest values.
     Raises UnknownWaits."""
     present = find_method_spec(run.method.name).on_all_ranks(run, architecture, ranks)
-    return _count_load(architecture, plan, present) + count_calls_of_sums(data)
+    return _count_score(run, architecture, data, plan, present)
+
+
+def _count_score(
+    run: Run,
+    architecture: Architecture,
+    data: Dataset,
+    plan: EvaluationPlan,
+    present: Collection[str],
+) -> int:
+    """Return the calls that load the full network but for weights that are ``present`` on every
+    rank, calibrate it, and score it."""
+    passes = len(_list_batches(run, data, count_scored(run.evaluate, data, len(data.test))))
+    if architecture.batch_norms:
+        passes += 1
+    calls = _count_load(architecture, plan, present) + count_calls_of_moments(architecture, plan)
+    calls += passes * _count_calls_of_leaves(architecture, plan)
+    return calls + count_calls_of_sums(data, plan)
+
+
+def _count_calls_of_leaves(architecture: Architecture, plan: EvaluationPlan) -> int:
+    """Return the calls of a pass, in which ranks join the outputs of leaves that are divided."""
+    operators = architecture.operators
+    return sum(operator.calls for operator in operators if operator.parameter in plan.sharded)
 
 
 def _count_load(architecture: Architecture, plan: EvaluationPlan, present: Collection[str]) -> int:
     """Return the calls that load the full network but for weights that are ``present`` on every
-    rank, and calibrate it."""
-    if plan.sharded or plan.by_units:
-        raise UnknownWaits("the network is divided among the ranks")
+    rank."""
     sizes = {}
     for name, parameter in architecture.parameters.items():
-        if name not in present:
+        if name not in present and name not in plan.sharded:
             nbytes = parameter.size(architecture.lengths) * parameter.itemsize
             sizes[name] = (parameter.dtype, nbytes)
-    calls = len([*divide_into_buckets(sizes)])
-    return calls + count_calls_of_moments(architecture, plan)
+    return len([*divide_into_buckets(sizes)])
 
 
 def count_calls_of_moments(architecture: Architecture, plan: EvaluationPlan) -> int:
     """Return the calls that calibrate the full network."""
-    if plan.on_one or not architecture.batch_norms:
+    if plan.on_one or plan.sharded or not architecture.batch_norms:
         return 0
     return _CALLS_OF_MOMENTS * len(architecture.batch_norms) + 1
 
 
-def count_calls_of_sums(data: Dataset) -> int:
+def count_calls_of_sums(data: Dataset, plan: EvaluationPlan) -> int:
     """Return the calls that bring the sums of a score together."""
-    task = data.scoring
-    if issubclass(task, OwnTask):
-        return 1 + _CALLS_OF_OWN_SUMS
-    return 1
+    calls = 1
+    if plan.sharded:
+        # Each rank has all outputs.
+        calls = 0
+    if issubclass(data.scoring, OwnTask):
+        calls += _CALLS_OF_OWN_SUMS
+    return calls
 
 
-def _count_area(data: Dataset) -> int:
+def _count_area(data: Dataset, plan: EvaluationPlan) -> int:
     """Return the calls of the details of a run's last score of the full network."""
-    task = data.scoring
-    return _CALLS_OF_AREA * has_area(task, data)
+    if plan.sharded or not has_area(data.scoring, data):
+        return 0
+    return _CALLS_OF_AREA
 
 
 def _list_batches(run: Run, data: Dataset, examples: int) -> list[int]:
@@ -195,14 +221,31 @@ def _count_both(
     return calls + count_merged(run, architecture, data, ranks, plan)
 
 
-def count_calibration_waits(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
-    """Return the waits for a classifier's temperature in a save after an evaluation. Raises
-    UnknownWaits."""
-    nbytes = count_calibration_bytes(run, architecture, data, ranks)
-    if nbytes is None:
-        raise UnknownWaits("weights or labels travel for the temperature of the classes")
-    if not nbytes:
+def count_temperature_waits(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int, form: str
+) -> int:
+    """Return the waits for a classifier's temperature in a save after an evaluation in a ``form``.
+    Raises UnknownWaits."""
+    if not data.scoring.one_class:
         return 0
-    # Subnets add up their outputs for the sample once more.
+    plan = plan_evaluation(run, architecture, data, ranks, ranks)
+    _require_known(run, data, plan)
     sampled = count_sampled(run, architecture, data, ranks)
-    return count_subnets(run, architecture, ranks, _list_batches(run, data, sampled))
+    batches = _list_batches(run, data, sampled)
+    if form != "merged":
+        _require_outputs(run, architecture, data, plan)
+        # The pass that chose the form has left its logits.
+        if choose_form(run) == "best" and may_keep_logits(sampled, data.outputs):
+            return 0
+        return count_subnets(run, architecture, ranks, batches)
+    if plan.on_one:
+        return 0
+    if len(architecture.table.output_names) > 1:
+        raise UnknownWaits("several outputs")
+    last = [phase for phase in divide_by_method(run, [run.train.rounds]) if phase.rounds][-1]
+    present = find_method_spec(last.run.method.name).on_all_ranks(run, architecture, ranks)
+    calls = _count_load(architecture, plan, present)
+    calls += len(batches) * _count_calls_of_leaves(architecture, plan)
+    if not plan.sharded:
+        calls += count_sums_of_temperature(sampled * architecture.numbers)
+    return calls

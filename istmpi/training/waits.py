@@ -11,7 +11,7 @@ from istmpi.config.methods import find_method_spec
 from istmpi.cost.waits import UnknownWaits, Waits, count_flush_waits, count_round_waits
 from istmpi.data.dataset import Dataset
 from istmpi.evaluation.planned_bytes import list_evaluated
-from istmpi.evaluation.planned_waits import count_calibration_waits, plan_evaluation_waits
+from istmpi.evaluation.planned_waits import count_temperature_waits, plan_evaluation_waits
 from istmpi.evaluation.planning import choose_form, choose_interval
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import OwnTask
@@ -98,17 +98,26 @@ def _plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int)
     every = choose_interval(run, architecture, data, ranks)
     unevaluated = [number for number in checkpoints if number % every]
     calls = CALLS + len(checkpoints) * CALLS_OF_CHECKPOINT
-    calls += count_calibration_waits(run, architecture, data, ranks)
     calls += _count_to_owners(run, architecture, ranks, checkpoints, unevaluated)
-    least = calls
     form = choose_form(run)
-    if form != "merged" and architecture.batch_norms:
+    forms = [form]
+    if form == "best":
+        forms = ["merged", "blocks"]
+    of_forms = []
+    of_evaluated = []
+    for form in forms:
+        moments = 0
+        if form != "merged" and architecture.batch_norms:
+            moments = CALLS_OF_MOMENTS
+        temperature = count_temperature_waits(run, architecture, data, ranks, form)
+        of_forms.append(temperature + moments)
         # Subnets have moments after an evaluation alone.
-        calls += CALLS_OF_MOMENTS * (1 + len(checkpoints) - len(unevaluated))
-    # The full network may have the better score each time, and rank 0 has its moments.
-    if form != "best":
-        least = calls
-    return Waits(calls=calls, least=least)
+        of_evaluated.append(moments * (len(checkpoints) - len(unevaluated)))
+    # Each save has the form that scores better then.
+    return Waits(
+        calls=calls + max(of_forms) + max(of_evaluated),
+        least=calls + min(of_forms) + min(of_evaluated),
+    )
 
 
 def _count_to_owners(

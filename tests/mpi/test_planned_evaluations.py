@@ -9,7 +9,7 @@ from small import own_run, small_run
 
 from istmpi.checkpoint.state import model_pieces
 from istmpi.comm.ledger import EVALUATION, ROUNDS, SAVING
-from istmpi.cost import run_bytes
+from istmpi.cost import evaluation, run_bytes
 from istmpi.evaluation.planned_bytes import plan_evaluations
 from istmpi.evaluation.planned_waits import plan_evaluation_waits
 from istmpi.evaluation.planning import SHARE, choose_interval
@@ -45,6 +45,7 @@ OTHERS = [
     {"method__finish": "ist:40%", "method__name": "local-sgd", "method__delay": 1},
     *({"method__name": name} for name in ("easgd", "codistillation", "dynamic-averaging")),
 ]
+DIVIDED = {"model__hidden": [300, 300], "evaluate__examples": 16, "evaluate__calibration_examples": 8}
 
 
 def name_case(value):
@@ -131,7 +132,9 @@ def test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, every):
     planned = plan_saves(training.run, training.architecture, training.dataset, comm.size)
     # Ranks save values of their own, or what they have not yet sent.
     own_values = settings in OTHERS[2:] or settings.get("method__name") in ("admm", "downpour", "streaming-diloco")
-    if own_values or (every and "method__share_every" in settings):
+    if evaluation.FLOPS_OF_ONE == 0:
+        assert planned.unknown == "weights or labels travel for the temperature of the classes"
+    elif own_values or (every and "method__share_every" in settings):
         assert planned.sent is planned.least is None and planned.unknown == "each rank saves its own values"
     else:
         rows = [piece.bytes.size for piece in model_pieces(training.store)] * bool(comm.rank)
@@ -141,8 +144,8 @@ def test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, every):
         assert sent in (of_form, (planned.least + planned.sent) // 2 if every else of_form)
     waits = plan_waits(training.run, training.architecture, training.dataset, comm.size)
     for purpose in (ROUNDS, EVALUATION, SAVING):
-        found, unknown = getattr(waits, purpose), purpose != ROUNDS or settings is OTHERS[-1]
-        assert bool(found.unknown) == (settings in OTHERS[3:] and unknown), found.unknown
+        found, depends = getattr(waits, purpose), purpose != ROUNDS or settings is OTHERS[-1]
+        assert bool(found.unknown) == (settings in OTHERS[3:] and depends), found.unknown
         assert found.unknown or found.least <= summary.sent[purpose].calls <= found.calls, purpose
 
 
@@ -151,4 +154,15 @@ def test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, every):
 @pytest.mark.parametrize("network", [{}, RESNET, DEEP], ids=["mlp", "resnet", "by blocks"])
 def test_planned_bytes_of_saved_moments_are_counted_bytes(comm, shared_tmp, network, method):
     settings = {"model__dtype": "float32", "optimizer__momentum": 0.5, **network, **method}
+    test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, 2)
+
+
+@pytest.mark.ranks(only=[2, 4])
+@pytest.mark.parametrize(
+    "settings", [{}, {"method__redeal": 0.0}, DIVIDED, DIVIDED | {"model__norm": "layer"}], ids=name_case
+)
+def test_planned_waits_of_a_network_on_all_ranks_are_counted(comm, shared_tmp, monkeypatch, settings):
+    """Ranks calibrate together, or join the outputs of layers that they divide, and fit the temperature."""
+    monkeypatch.setattr(evaluation, "FLOPS_OF_ONE", 0)
+    monkeypatch.setattr(evaluation, "FLOPS_A_BYTE", 10**12)
     test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, 2)
