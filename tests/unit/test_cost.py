@@ -272,7 +272,6 @@ def test_a_dry_run_says_them(istmpi_command):
     facts = (f"{plan['sent_bytes']:,} bytes sent by all", "FLOPs a local", "bytes sent a round", "memory", "no folder")
     facts += ("waits, one call after the other: 34 in rounds, 3 in evaluations, 4 to save (2 more if", "those to load")
     assert all(fact in out.replace("\n", " ") for fact in facts)
-    assert "other: 59 in rounds, 3 in ev" in " ".join(istmpi_command(*words, "--method", "local-sgd")[1].split())
     assert "bytes inside groups and memory need --group-size N\n" in istmpi_command(*words, "--group-size", "host")[1]
 
 
