@@ -21,9 +21,10 @@ from statistics import median
 import torch
 
 from benchmarks.reporting import report, table
-from istmpi.comm import world
+from istmpi.comm import Communicator, world
 from istmpi.config import Run
 from istmpi.data.prepare import prepare
+from istmpi.engine import replica_group
 from istmpi.engine.replica_group import ReplicaGroup
 from istmpi.training.run import run_training
 
@@ -56,12 +57,12 @@ BATCH = 128
 TURNS = 2
 KINDS = {"a rank": (1, 1), "a group": (2, 2), "two ranks": (2, 1)}
 """Processes, and the size of their groups. Two ranks, which average nothing, are the control."""
-NOTES = """Two cores: members have a thread each, and average gradients over gloo and the loopback interface.
+NOTES = """Two cores: members have a thread each, and average gradients with MPI through shared memory.
 A figure is the fastest of six rounds of five or ten local steps in two turns, local SGD, one group or one rank, single
 precision. An all-reduce is that of all gradients, alone, the fastest of ten.
 NCCL, GPUs and sockets were never measured. A backward pass of the leader, with batches of 128, in milliseconds
 from its beginning, medians of 20 steps. PyTorch begins a bucket's all-reduce when its last gradient is there, so that
-of the last bucket begins as computing ends."""
+of the last bucket begins as computing ends. The backward pass waits for each all-reduce on CPUs."""
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon")
 
 
@@ -83,14 +84,13 @@ class Watch:
 
     def __init__(self) -> None:
         self._wrap = ReplicaGroup.wrap
+        self._average_bucket = replica_group.average_bucket
         self._averaging = ReplicaGroup.averaging
         watch = self
 
         def wrap(group: ReplicaGroup, network: torch.nn.Module, may_skip: bool) -> torch.nn.Module:
-            module = watch._wrap(group, network, may_skip)
-            module.register_comm_hook(group.size, watch._begin_bucket)
             watch.passes = []
-            return module
+            return watch._wrap(group, network, may_skip)
 
         @contextmanager
         def averaging(group: ReplicaGroup) -> Iterator[None]:
@@ -103,13 +103,13 @@ class Watch:
 
         ReplicaGroup.wrap = wrap
         ReplicaGroup.averaging = averaging
+        replica_group.average_bucket = self._begin_bucket
 
-    def _begin_bucket(self, members: int, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        # The first wrapper of a group is none of the run's.
-        if self.passes:
-            self.passes[-1].buckets.append(time.perf_counter())
-        work = torch.distributed.all_reduce(bucket.buffer().div_(members), async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
+    def _begin_bucket(
+        self, members: Communicator, bucket: torch.distributed.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        self.passes[-1].buckets.append(time.perf_counter())
+        return self._average_bucket(members, bucket)
 
     def describe(self, name: str) -> dict[str, str | int]:
         """Return the row of a network."""
@@ -133,7 +133,7 @@ def _time_alone(group: ReplicaGroup) -> float:
     seconds = []
     for _ in range(10):
         begin = time.perf_counter()
-        torch.distributed.all_reduce(gradients)
+        group.average(gradients)
         seconds.append(time.perf_counter() - begin)
     return min(seconds)
 

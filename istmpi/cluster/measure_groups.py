@@ -76,7 +76,7 @@ def _all_reduces(group: ReplicaGroup, members: int, device: torch.device) -> Ite
     """Yield the measured all-reduces of the largest groups, of so many ``members``."""
     for size in MESSAGE_BYTES:
         values = torch.zeros(size // 4, device=device)  # float32
-        work = partial(group.add_up, values)
+        work = partial(group.average, values)
         seconds = timing.time_slowest(group.membership.world, work)
         # A ring: N-1 messages to add up and N-1 to spread, each 1/N of the values.
         messages = 2 * (members - 1)

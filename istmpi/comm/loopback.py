@@ -6,7 +6,8 @@ Ranks of one host send their messages through memory, so they lose nothing.
 
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 
 from istmpi.comm.launcher import LAUNCHERS
 
@@ -44,3 +45,19 @@ def _has_loopback() -> bool:
         except OSError:  # a container without one
             return False
     return True
+
+
+@contextmanager
+def gloo_over_loopback() -> Iterator[None]:
+    """Let gloo connect processes of a host by its loopback interface, unless the user names
+    another."""
+    name = "GLOO_SOCKET_IFNAME"
+    loopback = [interface for _, interface in socket.if_nameindex() if interface.startswith("lo")]
+    if name in os.environ or not loopback:
+        yield
+        return
+    os.environ[name] = loopback[0]
+    try:
+        yield
+    finally:
+        del os.environ[name]

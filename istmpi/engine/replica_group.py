@@ -1,8 +1,8 @@
 """A replica group: its members divide each batch, and average their gradients in every step.
 
-PyTorch's DistributedDataParallel takes the mean, over NCCL if each member has a GPU of its own,
-otherwise over gloo. Members own no rows: before a round they get the values that their leader
-begins with. Only this module imports torch.distributed.
+PyTorch's DistributedDataParallel takes the mean in buckets: on CPUs with MPI, over NCCL if each
+member has a GPU of its own, otherwise over gloo. Members own no rows: before a round they get the
+values that their leader begins with. Only this module imports torch.distributed.
 """
 
 from __future__ import annotations
@@ -16,24 +16,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
+from torch.futures import Future
 
+from istmpi.comm import Communicator
+from istmpi.comm.allreduce import average_together
 from istmpi.comm.groups import Membership
+from istmpi.comm.loopback import gloo_over_loopback
 from istmpi.engine.layout import cut
 from istmpi.errors import ConfigError, DataError, IstmpiError
 from istmpi.units import list_first
+
+if TYPE_CHECKING:
+    from torch.distributed import GradBucket
 
 TIMEOUT = timedelta(days=100)
 """The longest wait for another member, whose leader may use a slow link. The hang watch finds out
 which process stands still."""
 
 READS_ITS_FILE = {"nccl"}
-"""Backends with a thread that opens the file in which members found each other, until the process
-ends. The thread waits for a file that is gone, and the process with it. The store itself removes
-the file with the last member."""
+"""Backends with a thread that reads the file in which members met, and waits for ever if it is gone.
+The store removes the file with the last member."""
 
 PACK_BYTES = 2**20
 """Tensors of fewer bytes are broadcast together, up to about as many bytes."""
@@ -182,16 +188,18 @@ class ReplicaGroup:
         self.member = membership.inside.rank
         self.size = membership.inside.size
         self._inside = membership.inside
+        self._values = self._inside.duplicate()
         self.has_part = True
         """False if the batch had no example for this member, which computes another one's."""
         self._made = 0
         self._gradient_bytes = 0
+        self._on_host = device.type == "cpu"
         self.backend = self._choose_backend(device)
         device_of_nccl = None
         if self.backend == "nccl":
             # NCCL connects at once then, and not in the first step.
             device_of_nccl = device
-        with _over_loopback():
+        with gloo_over_loopback():
             torch.distributed.init_process_group(
                 self.backend,
                 store=torch.distributed.FileStore(str(file), self.size),
@@ -239,7 +247,7 @@ class ReplicaGroup:
         return self.membership.world.size
 
     def refresh(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Give the other members the leader's values of some weights."""
+        """Give members the leader's values of some weights."""
         self.membership.tell(Refresh(tuple(tensors)))
         self.share(tensors.values())
 
@@ -265,13 +273,16 @@ class ReplicaGroup:
         with warnings.catch_warnings():
             # The names of arguments change with torch's version.
             warnings.simplefilter("ignore", FutureWarning)
-            return DistributedDataParallel(
+            module = DistributedDataParallel(
                 network,
                 broadcast_buffers=False,
                 find_unused_parameters=may_skip,
                 gradient_as_bucket_view=True,
                 init_sync=False,
             )
+        if self._on_host:  # a lambda, as PyTorch refuses annotations that are strings
+            module.register_comm_hook(self._values, lambda *bucket: average_bucket(*bucket))
+        return module
 
     @contextmanager
     def averaging(self) -> Iterator[None]:
@@ -284,10 +295,14 @@ class ReplicaGroup:
         """Count the bytes with which members average the gradients of a backward pass."""
         self._count_all_reduce(self._gradient_bytes)
 
-    def add_up(self, values: torch.Tensor) -> None:
-        """Add up the members' values in place. Collective."""
+    def average(self, values: torch.Tensor) -> None:
+        """Overwrite flat values by their mean over the members. Collective."""
         with self.exchanging("all-reduce"):
-            torch.distributed.all_reduce(values)
+            if self._on_host:
+                average_together([values], self._values)
+            else:
+                torch.distributed.all_reduce(values)
+                values /= self.size
         self._count_all_reduce(values.nbytes)
 
     def _count_all_reduce(self, nbytes: int) -> None:
@@ -319,8 +334,12 @@ class ReplicaGroup:
             self._broadcast_packed([tensor])
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
-        # As bytes, because gloo lacks some dtypes.
-        torch.distributed.broadcast(tensor.view(-1).view(torch.uint8), src=0)
+        # As bytes, because gloo and NumPy lack some dtypes.
+        values = tensor.detach().view(-1).view(torch.uint8)
+        if self._on_host:
+            self._values.broadcast(values.numpy(), root=0)
+        else:
+            torch.distributed.broadcast(values, src=0)
         self.membership.count((self.size - 1) * tensor.nbytes)
 
     def _broadcast_packed(self, tensors: list[torch.Tensor]) -> None:
@@ -371,16 +390,11 @@ def _is_lost_connection(error: RuntimeError) -> bool:
     return any(words in str(error) for words in LOST)
 
 
-@contextmanager
-def _over_loopback() -> Iterator[None]:
-    """Let gloo connect members by the host's loopback interface, unless the user names another."""
-    name = "GLOO_SOCKET_IFNAME"
-    loopback = [interface for _, interface in socket.if_nameindex() if interface.startswith("lo")]
-    if name in os.environ or not loopback:
-        yield
-        return
-    os.environ[name] = loopback[0]
-    try:
-        yield
-    finally:
-        del os.environ[name]
+def average_bucket(members: Communicator, bucket: GradBucket) -> Future[torch.Tensor]:
+    """Return a bucket of gradients, averaged over the members of a group."""
+    # decision 86: the backward pass waits; a thread that moved bytes would take a member's core.
+    gradients = bucket.buffer()
+    average_together([gradients], members)
+    averaged: Future[torch.Tensor] = Future()
+    averaged.set_result(gradients)
+    return averaged

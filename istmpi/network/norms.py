@@ -45,8 +45,8 @@ class Members(Protocol):
     has_part: bool
     """False if the example that this process computes does not count."""
 
-    def add_up(self, values: torch.Tensor) -> None:
-        """Add up the processes' values in place. Collective."""
+    def average(self, values: torch.Tensor) -> None:
+        """Overwrite flat values by their mean over the processes. Collective."""
 
 
 class BatchNorm(Calibrated):
@@ -87,7 +87,7 @@ class _NormaliseTogether(torch.autograd.Function):
     """Normalises ``[batch, units, ...]`` over a batch that several processes divide.
 
     It is `nn.SyncBatchNorm`, also on CPUs. Each process adds up its values and, in the backward
-    pass, its gradients with those of the others.
+    pass, its gradients. Processes average these sums and their counts, whose quotients stay.
     """
 
     @staticmethod
@@ -98,12 +98,12 @@ class _NormaliseTogether(torch.autograd.Function):
         count = values.new_tensor([values.numel() // values.shape[1]])
         share = float(members.has_part)
         sums = share * torch.cat([values.sum(axes), count])
-        members.add_up(sums)
+        members.average(sums)
         count = sums[-1]
         mean = _along_units(sums[:-1] / count, x)
         # decision 97: in a second exchange, because differences of squares would lose digits.
         squares = share * (values - mean).square().sum(axes)
-        members.add_up(squares)
+        members.average(squares)
         deviation = _along_units((squares / count + eps).sqrt(), x)
         ctx.members = members
         ctx.share = share
@@ -119,7 +119,7 @@ class _NormaliseTogether(torch.autograd.Function):
         of_gradients = gradient.to(mean.dtype).sum(axes)
         of_products = (gradient * normalised).sum(axes)
         sums = ctx.share * torch.stack([of_gradients, of_products])
-        ctx.members.add_up(sums)
+        ctx.members.average(sums.view(-1))
         of_gradients, of_products = sums / count
         through_moments = _along_units(of_gradients, x)
         through_moments = through_moments + normalised * _along_units(of_products, x)
