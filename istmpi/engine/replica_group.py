@@ -168,8 +168,7 @@ class ReplicaGroup:
     ``file``: the file in which they find each other.
     """
 
-    _is_open: ClassVar[bool] = False
-    """True if this process is in a group."""
+    _is_open: ClassVar[bool] = False  # True if this process is in a group
 
     def __init__(self, membership: Membership, device: torch.device, file: Path):
         # decision 86: torch.distributed takes 1.4 s to import, which only groups pay.
@@ -188,12 +187,13 @@ class ReplicaGroup:
         self.member = membership.inside.rank
         self.size = membership.inside.size
         self._inside = membership.inside
-        self._values = self._inside.duplicate()
         self.has_part = True
         """False if the batch had no example for this member, which computes another one's."""
         self._made = 0
         self._gradient_bytes = 0
         self._on_host = device.type == "cpu"
+        if self._on_host:
+            self._values = self._inside.duplicate()
         self.backend = self._choose_backend(device)
         device_of_nccl = None
         if self.backend == "nccl":

@@ -122,6 +122,9 @@ def said(series, stopped, folder):
     for place, words in {"ranks": [], "groups": ["--group-size", "2"]}.items():
         jobs[place] = {case: [*describe(case), *words, "--out", folder / place / case] for case in CASES}
     jobs["groups"] |= {case: [*TOGETHER, *words, "--out", folder / case] for case, words in WHOLE.items()}
+    for rounds in (3, 6):
+        words = [*TOGETHER, *WHOLE["whole"], "--rounds", rounds, "--resume", "auto"]
+        jobs["groups"][f"whole, {rounds} rounds"] = [*words, "--out", folder / "whole, resumed"]
     for rounds, (groups, members) in enumerate(SHAPES, start=1):
         step = [*describe("ist, a tenth, Adam")[1:], "--rounds", rounds, "--resume", "auto", "--out"]
         jobs["groups"][f"{rounds} rounds"] = ["train", *step, folder / "regrouped", "--group-size", members]
@@ -206,6 +209,10 @@ def test_the_network_of_groups_is_evaluated_as_in_the_run(said, runs):
 @pytest.mark.parametrize("alike", [("whole", "apart"), ("regrouped", "simulated")])
 def test_one_group_of_all_is_data_parallel_and_groups_resume_as_others(runs, alike):
     assert_near(*(network(runs / name) for name in alike), 1e-12)
+
+
+def test_four_members_add_up_in_the_same_order_after_a_resume(runs):
+    assert_near(network(runs / "whole, resumed"), network(runs / "whole"), 0)
 
 
 REFUSED = {
