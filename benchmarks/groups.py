@@ -2,7 +2,7 @@
 
     python -m benchmarks.groups             (--quick: the first network alone, with batches of 32)
 
-A figure is the fastest of the rounds after the first in two turns. A profile tells when the
+A figure is the median over turns of the fastest round after the first. A profile tells when the
 all-reduce of each bucket of gradients begins in a backward pass.
 """
 
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import truediv
 from pathlib import Path
 from statistics import median
 
@@ -54,13 +55,14 @@ WIDE = {**NETWORKS["mlp 64-1024-1024-10"], "model.hidden": [2048] * 3}
 PROFILED = {"mlp 64-2048-2048-2048-10": WIDE, **NETWORKS}
 BATCH = 128
 """The batch of a profile."""
-TURNS = 2
+TURNS = 4
 KINDS = {"a rank": (1, 1), "a group": (2, 2), "two ranks": (2, 1)}
 """Processes, and the size of their groups. Two ranks, which average nothing, are the control."""
 NOTES = """Two cores: members have a thread each, and average gradients with MPI through shared memory.
-A figure is the fastest of six rounds of five or ten local steps in two turns, local SGD, one group or one rank, single
-precision. An all-reduce is that of all gradients, alone, the fastest of ten.
-NCCL, GPUs and sockets were never measured. A backward pass of the leader, with batches of 128, in milliseconds
+A figure is the median over four turns of the fastest of three rounds of five or ten local steps; a ratio is the median
+of those of the turns. Local SGD, one group or one rank, single precision. An all-reduce is that of all gradients,
+alone, the fastest of ten.
+NCCL, GPUs and sockets were never timed. A backward pass of the leader, with batches of 128, in milliseconds
 from its beginning, medians of 20 steps. PyTorch begins a bucket's all-reduce when its last gradient is there, so that
 of the last bucket begins as computing ends. The backward pass waits for each all-reduce on CPUs."""
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon")
@@ -186,6 +188,11 @@ def measure(folder: Path, group_size: int, networks: int, batches: Sequence[int]
         (folder / "figures.json").write_text(json.dumps(figures))
 
 
+def _describe_ratio(seconds: Sequence[float], others: Sequence[float]) -> str:
+    """Return the median over turns of the seconds beside the others' in the same turn."""
+    return f"{median(map(truediv, seconds, others)):.2f}"
+
+
 def main() -> None:
     if len(sys.argv) > 2:
         folder, *numbers = sys.argv[1:]
@@ -210,23 +217,24 @@ def main() -> None:
             subprocess.run([*command, str(group_size), *map(str, numbers)], check=True)
             figures = json.loads((place / "figures.json").read_text())
             for case, seconds in figures["seconds"].items():
-                steps.setdefault(case, {kind: [] for kind in KINDS})[kind] += seconds
+                # The fastest round of each turn.
+                steps.setdefault(case, {kind: [] for kind in KINDS})[kind].append(min(seconds))
             if figures["profiles"]:
                 profiled = figures
     rows = []
     for case, by_kind in steps.items():
-        alone, together, apart = (min(by_kind[kind]) for kind in KINDS)
+        alone, together, apart = by_kind.values()
         all_reduce = profiled["alone"][case.rpartition(",")[0]]
         rows.append(
             {
                 "network, batch": case,
-                "a rank, ms a step": f"{1000 * alone:.2f}",
-                "a group of two": f"{1000 * together:.2f}",
-                "two ranks, half a batch each": f"{1000 * apart:.2f}",
-                "group / rank": f"{together / alone:.2f}",
-                "group / two ranks": f"{together / apart:.2f}",
+                "a rank, ms a step": f"{1000 * median(alone):.2f}",
+                "a group of two": f"{1000 * median(together):.2f}",
+                "two ranks, half a batch each": f"{1000 * median(apart):.2f}",
+                "group / rank": _describe_ratio(together, alone),
+                "group / two ranks": _describe_ratio(together, apart),
                 "all-reduce alone, ms": f"{1000 * all_reduce:.2f}",
-                "of the step": f"{all_reduce / together:.0%}",
+                "of the step": f"{all_reduce / median(together):.0%}",
             }
         )
     title = "A local step of a replica group of two processes, beside a rank with two threads"
