@@ -13,10 +13,9 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -26,6 +25,7 @@ from istmpi.comm import Communicator
 from istmpi.comm.allreduce import average_together
 from istmpi.comm.groups import Membership
 from istmpi.comm.loopback import gloo_over_loopback
+from istmpi.engine.group_calls import Refresh
 from istmpi.engine.layout import cut
 from istmpi.errors import ConfigError, DataError, IstmpiError
 from istmpi.units import list_first
@@ -38,95 +38,11 @@ TIMEOUT = timedelta(days=100)
 which process stands still."""
 
 READS_ITS_FILE = {"nccl"}
-"""Backends with a thread that reads the file in which members met, and waits for ever if it is gone.
-The store removes the file with the last member."""
+"""Backends with a thread that opens the file in which members met, until the process ends, and
+waits for it if it is gone. The store itself removes the file with the last member."""
 
 PACK_BYTES = 2**20
 """Tensors of fewer bytes are broadcast together, up to about as many bytes."""
-
-
-@dataclass(frozen=True)
-class Begin:
-    """A leader's call to begin a round with its subnet."""
-
-    number: int
-    """The number of rounds done."""
-    method: int
-    """The number of methods that the leader has made before this one, such as one for each size."""
-    side: int
-    lengths: dict[str, int]
-    scale: dict[str, float] | None
-    is_new: bool
-    """True if the subnet's network is new, so that its frozen values and buffers follow, too."""
-    steps: int | None
-    """The number of steps that a new optimizer's state begins with; None for the present one."""
-    keeps_state: bool
-    """True if the optimizer's state follows, too."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A leader's call to take a local step of the run, ``number``, at a learning rate."""
-
-    number: int
-    local_step: int
-    rate: float
-    options: list[dict[str, Any]]
-    """The options of each group of a program's optimizer, which a schedule has set; empty if none
-    has."""
-    skipped: int = 0
-    """The number of earlier steps of the round that the leader's loop has left out."""
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A leader's call to begin the rounds of a user's own loop."""
-
-    # Settings are in a room above.
-    run: Any
-    most_examples: dict[int, int]
-
-
-@dataclass(frozen=True)
-class Restored:
-    """The values that a leader has loaded to resume a user's own loop in a ``folder``."""
-
-    folder: Path
-    states: list[Any]
-    """The states of the user's loaders."""
-    kept: dict[str, Any]
-    """The values that the program has kept, and the states of its objects."""
-
-
-@dataclass(frozen=True)
-class NextRound:
-    """A leader's call to begin a round of a user's own loop, after ``done`` rounds, of so many
-    local ``steps``."""
-
-    done: int
-    steps: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The end of a round of a user's own loop: True if all ranks completed it."""
-
-    committed: bool
-
-
-@dataclass(frozen=True)
-class Refresh:
-    """A leader's call to take its values of some weights, which changed between two steps."""
-
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Collect:
-    """A leader's call for the losses of a round's local steps, of which its loop has left out
-    ``skipped``."""
-
-    skipped: int
 
 
 def join_group(membership: Membership, device: torch.device) -> ReplicaGroup | None:
@@ -168,20 +84,14 @@ class ReplicaGroup:
     ``file``: the file in which they find each other.
     """
 
-    _is_open: ClassVar[bool] = False  # True if this process is in a group
+    _is_open: ClassVar[bool] = False
+    """True if this process is in a group."""
 
     def __init__(self, membership: Membership, device: torch.device, file: Path):
         # decision 86: torch.distributed takes 1.4 s to import, which only groups pay.
         import torch.distributed
 
-        if ReplicaGroup._is_open:
-            # A program's earlier job.
-            torch.distributed.destroy_process_group()
-        elif torch.distributed.is_initialized():
-            raise ConfigError(
-                "init_process_group was called, and istmpi makes the process group of a replica "
-                "group. Leave this call out."
-            )
+        _leave_earlier_group()
         ReplicaGroup._is_open = True
         self.membership = membership
         self.member = membership.inside.rank
@@ -375,6 +285,17 @@ class ReplicaGroup:
                 f"a process of its replica group is gone ({list_first(others)}): its connection "
                 "broke. See its error message, or the launcher's."
             ) from error
+
+
+def _leave_earlier_group() -> None:
+    """Leave the group of a program's earlier job. Raises ConfigError if the program made one."""
+    if ReplicaGroup._is_open:
+        torch.distributed.destroy_process_group()
+    elif torch.distributed.is_initialized():
+        raise ConfigError(
+            "init_process_group was called, and istmpi makes the process group of a replica "
+            "group. Leave this call out."
+        )
 
 
 LOST = (

@@ -16,10 +16,10 @@ from typing import TypeVar
 import torch
 
 from istmpi.engine.axes import narrow, with_slots
+from istmpi.engine.group_calls import Begin, Collect, Step
 from istmpi.engine.layout import TrainingLayout, part_shape
 from istmpi.engine.outer import Outer
 from istmpi.engine.partition import Partition
-from istmpi.engine.replica_group import Begin, Collect, Step
 from istmpi.engine.shards import Shards
 from istmpi.errors import DivergedError, IstmpiError
 from istmpi.methods.agreement import Report, StepLosses, exchange, mean_loss, require_finite

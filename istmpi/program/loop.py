@@ -14,7 +14,7 @@ from istmpi.comm import Communicator
 from istmpi.comm.leaving import at_the_end
 from istmpi.comm.stopping import StopSign, StopSources
 from istmpi.config import Run
-from istmpi.engine.replica_group import Begun, Restored
+from istmpi.engine.group_calls import Begun, Restored
 from istmpi.errors import ConfigError
 from istmpi.program.arguments import (
     in_python,

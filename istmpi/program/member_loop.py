@@ -11,7 +11,7 @@ from istmpi.comm import Communicator
 from istmpi.comm.groups import End, Membership
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
-from istmpi.engine.replica_group import Begin, Begun, NextRound, Outcome, Refresh, Restored, Step
+from istmpi.engine.group_calls import Begin, Begun, NextRound, Outcome, Refresh, Restored, Step
 from istmpi.evaluation.in_group import Load
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.program.arguments import in_python

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from istmpi.engine.replica_group import NextRound, Outcome, Step
+from istmpi.engine.group_calls import NextRound, Outcome, Step
 from istmpi.errors import ConfigError
 from istmpi.methods.joint import Joint
 from istmpi.program.arguments import find_inputs, read_batch

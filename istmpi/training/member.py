@@ -9,7 +9,8 @@ from typing import Any
 from istmpi.comm import HangWatch
 from istmpi.comm.groups import End, Membership, Start
 from istmpi.config import Run
-from istmpi.engine.replica_group import Begin, Collect, Refresh, ReplicaGroup, Step
+from istmpi.engine.group_calls import Begin, Collect, Refresh, Step
+from istmpi.engine.replica_group import ReplicaGroup
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.evaluation.in_group import Load, MemberScores, Pass
 from istmpi.methods.agreement import StepLosses
