@@ -11,7 +11,7 @@ from istmpi.cluster.group_time import time_rounds
 from istmpi.cluster.time import RoundTime, round_time
 from istmpi.config import Run
 from istmpi.cost.counts import Memory
-from istmpi.cost.members import count_group
+from istmpi.cost.members import GroupCost, count_group
 from istmpi.cost.rivals import find_method
 from istmpi.cost.run_cost import Cost, cost
 from istmpi.methods.group_limits import is_divisible, require_groups, require_size
@@ -47,15 +47,21 @@ class Scenario:
     def cost(self, method: str, ranks: int) -> Cost:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
 
+    def count_group(self, plan: Cost) -> GroupCost | None:
+        """Return what replica groups add to a cost; None without groups."""
+        members = self.run.train.group_size
+        if members < 2:
+            return None
+        return count_group(
+            self.run, self.architecture, plan.ranks, members, plan.local_steps, method=plan.method
+        )
+
     def memory(self, plan: Cost) -> Memory:
         """Return the memory of the largest rank of a cost, or of the leader of its replica
         group."""
-        members = self.run.train.group_size
-        if members < 2:
+        group = self.count_group(plan)
+        if group is None:
             return plan.largest.memory
-        group = count_group(
-            self.run, self.architecture, plan.ranks, members, plan.local_steps, method=plan.method
-        )
         return group.leader
 
     def time(self, plan: Cost) -> RoundTime:
@@ -157,9 +163,23 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "seconds_per_round": time.total,
         "seconds_per_epoch": epoch,
         "speed_up": speed_up(alone, epoch),
-        "efficiency": speed_up(alone, epoch) / ranks,
+        "efficiency": speed_up(alone, epoch) / (ranks * scenario.run.train.group_size),
+        **_describe_group(scenario, plan),
     }
     return {key: _plain(value) for key, value in row.items()}
+
+
+def _describe_group(scenario: Scenario, plan: Cost) -> Row:
+    """Return what a row says of replica groups: their members, what these send to each other, and
+    the memory of one that does not lead."""
+    group = scenario.count_group(plan)
+    if group is None:
+        return {}
+    return {
+        "members": group.members,
+        "sent_bytes_inside_groups_per_round": group.round_bytes,
+        "memory_of_member_bytes": group.member.total,
+    }
 
 
 def _plain(value: Any) -> Any:

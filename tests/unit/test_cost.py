@@ -275,14 +275,16 @@ def test_a_dry_run_says_them(istmpi_command):
     assert "bytes inside groups and memory need --group-size N\n" in istmpi_command(*words, "--group-size", "host")[1]
 
 
-def test_both_forms_of_a_prediction_have_the_memory_of_a_groups_leader(istmpi_command):
+def test_both_forms_of_a_prediction_count_what_groups_send_inside_and_the_memory_of_a_leader(istmpi_command):
     """Only a dry run knows the passes of an evaluation."""
-    words = "digits", "--ranks", "2", "--json", "--set", "train.group_size=2"
-    leader = json.loads(istmpi_command("train", *words, "--dry-run")[1])["group"]["leader"]
-    methods = "--compare", "ist,local-sgd"
-    row, other = json.loads(istmpi_command("costmodel", *words, *methods)[1])["rows"]
-    wanted = {f"memory_{name}_bytes": amount for name, amount in leader.items() if name != "evaluation"}
+    words = "digits", "--ranks", "2", "--set", "train.group_size=2"
+    group = json.loads(istmpi_command("train", *words, "--dry-run", "--json")[1])["group"]
+    words = "costmodel", *words, "--compare", "ist,local-sgd"
+    row, other = json.loads(istmpi_command(*words, "--json")[1])["rows"]
+    wanted = {f"memory_{name}_bytes": amount for name, amount in group["leader"].items() if name != "evaluation"}
+    wanted |= {"members": 2, "sent_bytes_inside_groups_per_round": group["round_bytes"]}
     assert row | wanted == row and other["memory_network_bytes"] > row["memory_network_bytes"]
+    assert "group of 2 processes. Their link: 16 Gbit/s, 50 µs (assumed)." in istmpi_command(*words)[1]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -1,7 +1,7 @@
 """Predict a run's bytes, FLOPs, memory and time, without training."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from istmpi.cli.output import console, print_json, say, table
 from istmpi.cli.run_options import add_planning_options, changes, resolve, run_argument
 from istmpi.cluster import survey as costs
 from istmpi.cluster.advice import COLUMNS, Advice, advise
-from istmpi.cluster.figures import LEAST, Cluster, find_cluster, network
+from istmpi.cluster.figures import LEAST, Cluster, Link, find_cluster, network
 from istmpi.cluster.survey import Scenario
 from istmpi.config import Run
 from istmpi.config.methods import METHODS
@@ -132,7 +132,10 @@ def _survey(
         ends = " ".join(_ends(scenario, methods, counts[0]))
         raise ConfigError(f"--ranks {ranks}: {ends} Give fewer ranks.")
     if as_json:
-        print_json({"title": _title(scenario), "cluster": cluster.name, "rows": rows})
+        figures: dict[str, Any] = {"title": _title(scenario), "cluster": cluster.name}
+        if scenario.run.train.group_size > 1:
+            figures["inside"] = asdict(cluster.inside)
+        print_json({**figures, "rows": rows})
     else:
         _print(scenario, methods, max(counts), rows)
     if plot:
@@ -234,8 +237,6 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
     stdout = console()
     cluster = scenario.cluster
     link = cluster.links["alltoallv"]
-    # A measured link without seconds a byte saw no difference between sizes.
-    rate = f"{number(8 * link.bandwidth)}bit/s" if link.seconds_per_byte else "any rate"
     # Equal ranks are one speed.
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))
     stdout.print(_title(scenario), style="bold", soft_wrap=True)
@@ -245,14 +246,39 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
         )
     examples = counted(scenario.examples, "example")
     stdout.print(
-        f"On {cluster.name}: {rate}, {link.latency * 1e6:.4g} µs, {speed} a "
-        f"rank ({cluster.source}). An epoch has {examples}.\n",
+        f"On {cluster.name}: {_write_rate(link)}, {link.latency * 1e6:.4g} µs, {speed} a "
+        f"rank ({cluster.source}). An epoch has {examples}.",
         soft_wrap=True,
     )
+    for line in _describe_groups(scenario):
+        stdout.print(line, soft_wrap=True)
+    stdout.print()
     tables.survey(stdout, rows)
     stdout.print()
     for line in _remarks(scenario, methods, ranks):
         stdout.print(line, soft_wrap=True)
+
+
+def _describe_groups(scenario: Scenario) -> Iterator[str]:
+    """Yield a line on replica groups, if a rank is one, and on the link between members."""
+    members = scenario.run.train.group_size
+    if members < 2:
+        return
+    inside = scenario.cluster.inside
+    source = "assumed"
+    if "inside" in scenario.cluster.measured:
+        source = "measured"
+    yield (
+        f"A rank is a replica group of {members} processes. Their link: {_write_rate(inside)}, "
+        f"{inside.latency * 1e6:.4g} µs ({source})."
+    )
+
+
+def _write_rate(link: Link) -> str:
+    # A measured link without seconds a byte saw no difference between sizes.
+    if not link.seconds_per_byte:
+        return "any rate"
+    return f"{number(8 * link.bandwidth)}bit/s"
 
 
 def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
