@@ -15,7 +15,7 @@ from istmpi.cost.one_round import draw_route
 from istmpi.engine.axes import with_slots
 from istmpi.engine.layout import count_largest_message, pieces_to_move
 from istmpi.engine.packed_sizes import Largest
-from istmpi.engine.route import FRAGMENT, GATHER, MEAN, Leg, select_dealt
+from istmpi.engine.route import FRAGMENT, GATHER, MEAN, PUSH, Leg, select_dealt
 from istmpi.engine.slots import select_weights
 from istmpi.engine.wire import choose_forms
 from istmpi.network.architecture import Architecture
@@ -23,6 +23,8 @@ from istmpi.network.architecture import Architecture
 CALLS_A_ROUND = 2
 """The collective calls of small messages in a round: ranks agree that all have taken their steps,
 and tell each other their measurements."""
+_AT_OWNERS = ("easgd",)
+"""The methods with a network for each rank whose evaluated network is always with its owners."""
 _CALLS_OF_FIRST_SUBNETS = 2
 """The calls in which ranks that add up outputs learn what the sum has once."""
 
@@ -54,6 +56,8 @@ def count_round_waits(
     if ranks == 1:
         return 0
     _require_known(run)
+    if any(name == "dynamic-averaging" for name, _ in run.phases()):
+        raise UnknownWaits("dynamic-averaging sends only what has moved far")
     rounds = run.train.rounds
     total = len({number for number in pauses if number < rounds})
     first = 0
@@ -122,12 +126,8 @@ def _require_known(run: Run) -> None:
         raise UnknownWaits("shares change during the run")
     if any(side for _, side, _ in run.stretches()):
         raise UnknownWaits("the size of images changes")
-    for name, _ in run.phases():
-        spec = find_method_spec(name)
-        if name == "dynamic-averaging":
-            raise UnknownWaits(f"{name} sends only what has moved far")
-        if run.method.finish and spec.own_networks:
-            raise UnknownWaits(f"{name} is one of two methods")
+    if run.method.finish and any(find_method_spec(name).sums_outputs for name, _ in run.phases()):
+        raise UnknownWaits("one of two methods adds up outputs")
 
 
 class _Counter:
@@ -179,17 +179,35 @@ class _Counter:
         )
         if kind not in self._counted:
             legs = route.legs(self._architecture.parameters, number, is_fresh)
-            self._counted[kind] = sum(map(self._count_leg, legs))
+            one_by_one: list[Leg] = []
+            if self._spec.legs is through_owners:
+                # To the owners and back, a parameter at a time.
+                one_by_one = legs[-2:]
+                legs = legs[:-2]
+            calls = sum(map(self._count_leg, legs))
+            calls += sum(len(select_weights(leg.parameters)) for leg in one_by_one)
+            self._counted[kind] = calls
         return self._counted[kind] + self._count_agreements()
 
     def count_flush(self, number: int) -> int:
         """Return the calls that bring the newest values to their owners after a round."""
         route = self._route
+        if self._spec.own_networks:
+            return self._count_published()
         # What left early is with those who train it next.
         if route.leaves_early(number):
             number += 1
         moved = with_slots(self._architecture.parameters, route.slots)
         return sum(map(self._count_leg, route.flushed(moved, number)))
+
+    def _count_published(self) -> int:
+        """Return the calls in which the owners get the network that is evaluated, of those that
+        ranks have."""
+        if self._spec.name in _AT_OWNERS:
+            return 0
+        moved = with_slots(self._architecture.parameters, self._route.stored)
+        self._require_one_message(Leg(PUSH, moved, self._route.deal(0), self._route.owners))
+        return 1
 
     def _count_agreements(self) -> int:
         settings = self._run.method
@@ -208,7 +226,7 @@ class _Counter:
             return ring.CALLS + 1
         if leg.name == MEAN:
             return leg.times * self._count_mean(leg)
-        if leg.name == GATHER or self._spec.legs is through_owners:
+        if leg.name == GATHER:
             # One parameter at a time.
             return len(select_weights(leg.parameters))
         self._require_one_message(leg)

@@ -88,21 +88,14 @@ def _require_known(run: Run, data: Dataset, plan: EvaluationPlan) -> None:
         "train.max_minutes": run.train.max_minutes,
         "model.scale = fitted": run.model.scale == "fitted",
         "columns of ranks differ": bool(data.columns),
-        "each rank has its own data": run.data.placement == "local",
         "a graph": isinstance(data.train, GraphSplit),
         "several labels": issubclass(task, MultiLabel),
         "replica groups": run.train.group_size != 1,
-        "each rank has its own network": _has_own_network(run),
         "two methods, whose scores choose the form": run.method.finish and not_merged,
     }
     for reason, holds in reasons.items():
         if holds:
             raise UnknownWaits(reason)
-
-
-def _has_own_network(run: Run) -> bool:
-    spec = find_method_spec(run.method.name)
-    return spec.own_networks and not spec.sums_outputs
 
 
 def _require_outputs(

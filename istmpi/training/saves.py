@@ -27,6 +27,7 @@ CALLS_OF_JOINT = 2
 each subnet has."""
 CALLS_OF_MOMENTS = 2
 """Collective calls that bring the moments of subnets side by side together."""
+OWN_DATA = "each rank has its own data"
 CALLS_OF_ROWS = 2
 """Collective calls in which rank 0 learns of other ranks' rows if hosts share no folder."""
 _AGREEMENTS = 2
@@ -58,9 +59,9 @@ def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
     They are not known if weights travel for a classifier's temperature, or rows, or if the number
     of saves or of datasets is not known before the run.
     """
-    unknown = find_unknown(run, data)
+    unknown = list_unknown(run, data)
     if unknown:
-        return PlannedSaves(unknown=unknown)
+        return PlannedSaves(unknown=", ".join(unknown))
     checkpoints = list_checkpoints(run)
     evaluated = choose_interval(run, architecture, data, ranks)
     unevaluated = [number for number in checkpoints if number % evaluated]
@@ -92,21 +93,20 @@ def list_checkpoints(run: Run) -> list[int]:
     return [*range(every, run.train.rounds, every)]
 
 
-def find_unknown(run: Run, data: Dataset) -> str:
-    """Return the setting that makes the bytes of saves unknown before the run; empty if none
-    does."""
+def list_unknown(run: Run, data: Dataset) -> list[str]:
+    """Return the settings that make the bytes of saves unknown before the run."""
     writer = run.checkpoint.writer
     if writer not in ("auto", "direct"):
-        return f"checkpoint.writer = {writer}"
+        return [f"checkpoint.writer = {writer}"]
     reasons = {
         "checkpoint.best": run.checkpoint.best,
         "train.max_minutes": run.train.max_minutes,
         "train.patience": run.train.patience,
         "train.resolution": run.train.resolution,
-        "each rank has its own data": run.data.differs,
+        OWN_DATA: run.data.differs,
         "a program has the loop": data.network is not None,
     }
-    return ", ".join(reason for reason, holds in reasons.items() if holds)
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def _count_rows_of_others(run: Run, architecture: Architecture, ranks: int) -> int:
