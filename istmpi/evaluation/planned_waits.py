@@ -79,8 +79,8 @@ def plan_evaluation_waits(run: Run, architecture: Architecture, data: Dataset, r
 
 
 def _require_known(run: Run, data: Dataset, plan: EvaluationPlan) -> None:
-    task = data.scoring
     not_merged = choose_form(run) != "merged"
+    is_divided = plan.by_units or bool(plan.sharded)
     reasons = {
         "a program has the loop": data.network is not None,
         "the size of images changes": not has_known_sizes(run, plan),
@@ -88,8 +88,8 @@ def _require_known(run: Run, data: Dataset, plan: EvaluationPlan) -> None:
         "train.max_minutes": run.train.max_minutes,
         "model.scale = fitted": run.model.scale == "fitted",
         "columns of ranks differ": bool(data.columns),
-        "a graph": isinstance(data.train, GraphSplit),
-        "several labels": issubclass(task, MultiLabel),
+        "a divided graph": is_divided and isinstance(data.train, GraphSplit),
+        "divided labels": is_divided and issubclass(data.scoring, MultiLabel),
         "replica groups": run.train.group_size != 1,
         "two methods, whose scores choose the form": run.method.finish and not_merged,
     }
@@ -233,8 +233,8 @@ def count_temperature_waits(
         return count_subnets(run, architecture, ranks, batches)
     if plan.on_one:
         return 0
-    if len(architecture.table.output_names) > 1:
-        raise UnknownWaits("several outputs")
+    if len(architecture.table.output_names) > 1 or isinstance(data.train, GraphSplit):
+        raise UnknownWaits("the number of scored outputs")
     last = [phase for phase in divide_by_method(run, [run.train.rounds]) if phase.rounds][-1]
     present = find_method_spec(last.run.method.name).on_all_ranks(run, architecture, ranks)
     calls = _count_load(architecture, plan, present)

@@ -2,11 +2,14 @@
 
 from itertools import product
 
+import graphs
 import numpy as np
 import pytest
+import sparse_rows
 from masked_data import FILE
 from own_runs import DEEP, RESNET
-from small import own_run, small_run
+from replay_cases import XC
+from small import on_root, own_run, small_run
 
 from istmpi.checkpoint.state import model_pieces
 from istmpi.comm.ledger import EVALUATION, ROUNDS, SAVING
@@ -48,6 +51,7 @@ OTHERS = [
     *({"method__name": name} for name in ("easgd", "codistillation", "dynamic-averaging")),
 ]
 LOCAL = {"data__placement": "local"}
+GRAPH = {"model__name": "gcn", "model__hidden": [12, 9], "train__batch": 1}
 DIVIDED = {"model__hidden": [300, 300], "evaluate__examples": 16, "evaluate__calibration_examples": 8}
 
 
@@ -135,7 +139,7 @@ def test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, every):
     planned = plan_saves(training.run, training.architecture, training.dataset, comm.size)
     # Ranks save values of their own, or what they have not yet sent.
     own_values = settings in OTHERS[2:] or settings.get("method__name") in ("admm", "downpour", "streaming-diloco")
-    if evaluation.FLOPS_OF_ONE == 0:
+    if evaluation.FLOPS_OF_ONE == 0 and training.dataset.scoring.one_class:
         assert planned.unknown in ("weights or labels travel for the temperature of the classes", OWN_DATA)
     elif own_values or (every and "method__share_every" in settings):
         assert planned.sent is planned.least is None and planned.unknown == "each rank saves its own values"
@@ -162,10 +166,16 @@ def test_planned_bytes_of_saved_moments_are_counted_bytes(comm, shared_tmp, netw
 
 @pytest.mark.ranks(only=[2, 4])
 @pytest.mark.parametrize(
-    "settings", [{}, {"method__redeal": 0.0}, LOCAL, DIVIDED, DIVIDED | {"model__norm": "layer"}], ids=name_case
+    "settings",
+    [{}, {"method__redeal": 0.0}, LOCAL, GRAPH, XC, DIVIDED, DIVIDED | {"model__norm": "layer"}],
+    ids=name_case,
 )
 def test_planned_waits_of_a_network_on_all_ranks_are_counted(comm, shared_tmp, monkeypatch, settings):
     """Ranks calibrate together, or join the outputs of layers that they divide, and fit the temperature."""
+    if "model__name" in settings:
+        write = {"gcn": graphs.write, "xc": sparse_rows.write}[settings["model__name"]]
+        on_root(comm, lambda: write(shared_tmp / "data.h5"))
+        settings = settings | {"data__source": str(shared_tmp / "data.h5")}
     if settings == LOCAL:
         np.savez(shared_tmp / f"{comm.rank}.npz", x=np.eye(60, dtype=np.float32), y=np.arange(60) % 3)
         settings = LOCAL | {"data__source": str(shared_tmp / "{rank}.npz"), "data__test": 0.2}
