@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting import RESULTS
-from istmpi.devices import usable_cores
+from istmpi.environment import list_cores
 
 
 def cells_parser(description: str | None) -> argparse.ArgumentParser:
@@ -26,7 +26,7 @@ def cells_parser(description: str | None) -> argparse.ArgumentParser:
 
 def worker_processes(count: int | None = None) -> ProcessPoolExecutor:
     """So many processes, or one a core, with none of this one's threads; killed or not, they end when it does."""
-    return ProcessPoolExecutor(count or len(usable_cores()), get_context("spawn"), initializer=_end_with_the_parent)
+    return ProcessPoolExecutor(count or len(list_cores()), get_context("spawn"), initializer=_end_with_the_parent)
 
 
 def run_cells(

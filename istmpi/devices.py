@@ -6,7 +6,8 @@ from fractions import Fraction
 import torch
 from torch import nn
 
-from istmpi.comm import Communicator
+from istmpi.comm import Communicator, list_neighbours
+from istmpi.environment import list_cores
 from istmpi.errors import ConfigError
 
 HOST = torch.device("cpu")
@@ -16,11 +17,16 @@ HOST = torch.device("cpu")
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def choose_device(choice: str, local: Communicator) -> torch.device:
+def find_place(communicator: Communicator) -> int:
+    """Return the number of this rank among those of its host. Collective as `find_members`."""
+    return [member.rank for member in list_neighbours(communicator)].index(communicator.rank)
+
+
+def choose_device(choice: str, place: int) -> torch.device:
     """Return this rank's device.
 
-    The ranks of a host (``local``) take its CUDA devices in turn, if there are any. ``choice``:
-    auto, cpu or cuda. Raises ConfigError for cuda without a device.
+    The ranks of a host take its CUDA devices in turn, by their `find_place`, if there are any.
+    ``choice``: auto, cpu or cuda. Raises ConfigError for cuda without a device.
     """
     if choice == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
@@ -28,7 +34,7 @@ def choose_device(choice: str, local: Communicator) -> torch.device:
         )
     if choice == "cpu" or not torch.cuda.is_available():
         return HOST
-    return torch.device("cuda", local.rank % torch.cuda.device_count())
+    return torch.device("cuda", place % torch.cuda.device_count())
 
 
 def with_room(device: torch.device, nbytes: float) -> torch.device:
@@ -42,32 +48,26 @@ def with_room(device: torch.device, nbytes: float) -> torch.device:
     return device
 
 
-def usable_cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))  # macOS does not bind processes to cores
-
-
-def fair_threads(local: Communicator) -> int:
+def fair_threads(communicator: Communicator) -> int:
     """Return this rank's number of cores, at least 1.
 
-    A host's ranks (``local``) divide shared cores. Collective.
+    A host's ranks divide shared cores. Collective as `find_members`.
     """
-    usable = usable_cores()
-    per_rank = local.allgather(usable)
+    neighbours = list_neighbours(communicator)
     share = Fraction(0)
-    for core in usable:
-        sharers = [cores for cores in per_rank if core in cores]
-        share += Fraction(1, len(sharers))
+    for core in list_cores():
+        sharers = [member for member in neighbours if member.cores >> core & 1]
+        share += Fraction(1, max(len(sharers), 1))
     return max(int(share), 1)
 
 
-def choose_threads(choice: int, local: Communicator) -> int:
+def choose_threads(choice: int, communicator: Communicator) -> int:
     """Set and return this rank's threads.
 
-    They are ``choice``, else OMP_NUM_THREADS, else a share of the cores. Collective.
+    They are ``choice``, else OMP_NUM_THREADS, else a share of the cores. Collective as
+    `find_members`.
     """
-    shared = fair_threads(local)
+    shared = fair_threads(communicator)
     threads = choice or _threads_of_openmp() or shared
     torch.set_num_threads(threads)
     return threads

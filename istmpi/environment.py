@@ -57,6 +57,13 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 """A file that tells two systems apart whose hosts have one name."""
 
 
+def list_cores() -> list[int]:
+    """Return the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))  # macOS does not bind processes to cores
+
+
 def read_boot() -> str:
     """Return a name of this system since its start; empty if unknown."""
     with suppress(OSError):

@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.processes import worker_processes
 from benchmarks.reporting import report
 from istmpi.config import Run
-from istmpi.devices import usable_cores
+from istmpi.environment import list_cores
 from istmpi.simulated import DELAYS, KILLS, KINDS, SLOW, STOPS
 from istmpi.simulated.schedules import Schedule, Schedules
 
@@ -101,7 +101,7 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="the first (0)")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so many; 0: when all are done (0)")
-    parser.add_argument("--jobs", type=int, default=len(usable_cores()), help="processes (a core each)")
+    parser.add_argument("--jobs", type=int, default=len(list_cores()), help="processes (a core each)")
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.schedules)
     jobs = max(1, min(options.jobs, len(seeds)))

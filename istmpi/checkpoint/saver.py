@@ -4,7 +4,7 @@ complete."""
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,11 +70,12 @@ class Saver:
     """Writes a run's checkpoints one after another, by default in a thread. Collective, except
     `close` and `newest`.
 
-    After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError.
-    ``start``: the checkpoint from which the run resumes. ``communicators_are_made``: True if rounds
-    create MPI communicators; parallel HDF5 then uses no thread, for two threads that create
-    communicators may deadlock. ``place``: who sees and keeps the folder, which `prepare_folder` has
-    made; without it ranks look for it.
+    The thread is for checkpoints of every few rounds (``settings.every``). After
+    ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError. ``start``: the
+    checkpoint from which the run resumes. ``communicators_are_made``: True if rounds create MPI
+    communicators; parallel HDF5 then uses no thread, for two threads that create communicators may
+    deadlock. ``place``: who sees and keeps the folder, which `prepare_folder` has made; without it
+    ranks look for it.
     """
 
     def __init__(
@@ -91,8 +92,7 @@ class Saver:
         self._place = place or look_for(folder, communicator)
         self._settings = settings
         self._warn = warn
-        # Its own, so that the thread's messages and those of training do not mix.
-        self._communicator = communicator.duplicate(SAVING)
+        self._communicator = communicator
         self._staged: dict[str, np.ndarray] = {}
         """Copies of pieces by path, as bytes, while the thread writes them."""
         self._valid: list[Path] = []
@@ -108,11 +108,15 @@ class Saver:
         self._begin(communicator, communicators_are_made)
 
     def _begin(self, communicator: Communicator, communicators_are_made: bool) -> None:
-        """Choose the writers, and start the thread."""
+        """Choose the writers, and start the thread if checkpoints are due."""
         self._choose_writers()
         alone = self.writer == "mpio" and communicators_are_made
         threads_may_call = threads_may_call_everywhere(communicator)
-        self._uses_threads = threads_may_call and not (self._settings.wait or alone)
+        in_turn = self._settings.wait or alone or not self._settings.every
+        self._uses_threads = threads_may_call and not in_turn
+        if self._uses_threads:
+            # Its own, so that the thread's messages and those of training do not mix.
+            self._communicator = communicator.duplicate(SAVING)
         # A rank whose thread cannot start saves with the threads of the others.
         self.background = self._uses_threads and self._start_thread()
 
@@ -140,7 +144,7 @@ class Saver:
             self._idle.clear()
             self._jobs.put((header, staged))
         else:
-            with self._communicator.waiting_for_itself(_CALL):
+            with self._saving():
                 self._save(header, pieces)
             # This raises what `_save` has noted; ranks with threads raise it at the next one.
             if not self._uses_threads:
@@ -168,11 +172,18 @@ class Saver:
         """Save a checkpoint before the call returns, to ``path`` if given. Raises OutputError at
         the first failure, and the ``refusal`` of a rank that must not save."""
         self.wait()
-        with self._communicator.waiting_for_itself(_CALL):
+        with self._saving():
             if path is None:
                 return self._commit(header, pieces, refusal)
             commit(path, header, pieces, self._whole_writer, self._communicator, refusal)
             return path
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Count what the training thread sends in a block as that of a checkpoint."""
+        communicator = self._communicator
+        with communicator.waiting_for_itself(_CALL), communicator.ledger.counting(SAVING):
+            yield
 
     @property
     def newest(self) -> Path | None:

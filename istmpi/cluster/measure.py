@@ -19,13 +19,13 @@ from istmpi.cluster.alone import Alone, measure_alone
 from istmpi.cluster.figures import Cluster, fit
 from istmpi.cluster.links import measure_links
 from istmpi.cluster.saving import time_file
-from istmpi.comm import Communicator, find_members, library, on_this_host
+from istmpi.comm import Communicator, find_members, library
 from istmpi.config import Run
 from istmpi.config.method_settings import EVEN_DEAL
 from istmpi.config.sections import Optimizer, Train
 from istmpi.cost import Cost, cost
 from istmpi.cost.counts import PartCost
-from istmpi.devices import choose_device, choose_threads
+from istmpi.devices import choose_device, choose_threads, find_place
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.network.architecture import Architecture
 from istmpi.network.table import Operator
@@ -118,11 +118,10 @@ def measure_computing(
 
 def choose_device_and_threads(train: Train, communicator: Communicator) -> tuple[torch.device, int]:
     """Return this rank's device, and its number of threads, which is set. Collective."""
-    with on_this_host(communicator) as local:
-        with communicator.agreed():
-            device = choose_device(train.device, local)
-        threads = choose_threads(train.threads, local)
-    return device, threads
+    place = find_place(communicator)
+    with communicator.agreed():
+        device = choose_device(train.device, place)
+    return device, choose_threads(train.threads, communicator)
 
 
 def _measure_network(communicator: Communicator) -> Cluster:

@@ -7,7 +7,7 @@ from istmpi.comm.launch import agree_on_error, announce, find_rank, handshake, w
 from istmpi.comm.launcher import rank_variable, read_launcher, terminal_columns
 from istmpi.comm.leaving import PASSED_ON, abort_at_exit, final_barrier
 from istmpi.comm.ledger import Traffic
-from istmpi.comm.members import find_members, on_this_host, threads_may_call_everywhere
+from istmpi.comm.members import find_members, list_neighbours, threads_may_call_everywhere
 from istmpi.comm.mpi import (
     THREAD_LEVELS,
     library,

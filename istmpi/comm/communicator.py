@@ -260,10 +260,11 @@ class Communicator:
         self._finish(self.mpi.Ibarrier(), "barrier")
 
     @contextmanager
-    def agreed(self) -> Iterator[Agreement]:
+    def agreed(self, slot: int = objects.SLOT) -> Iterator[Agreement]:
         """Run local work that every rank must complete.
 
-        What a rank sets as the agreement's ``value`` comes to all ranks in the same message.
+        What a rank sets as the agreement's ``value`` comes to all ranks in the same message;
+        ``slot`` is as for `allgather`.
 
         If ranks fail, all raise the error of the lowest failing rank. The message names that rank
         if another rank succeeded. Ranks agree only on an `IstmpiError`, and on errors of too large
@@ -278,11 +279,11 @@ class Communicator:
             error = find_shared_error(raised)
             if error is None:
                 raise
-        agreement.settle(self.gather_told(Told(error, agreement.value)), self.rank)
+        agreement.settle(self.gather_told(Told(error, agreement.value), slot), self.rank)
 
-    def gather_told(self, message: Told) -> list[Told]:
+    def gather_told(self, message: Told, slot: int) -> list[Told]:
         """Return the messages of all ranks at the end of work that every rank must complete."""
-        return self.allgather(message)
+        return self.allgather(message, slot)
 
     # ---- waits
 

@@ -102,11 +102,11 @@ class Leaders(Communicator):
             self.inside.broadcast_from_root(value)
         return value
 
-    def gather_told(self, message: Told) -> list[Told]:
+    def gather_told(self, message: Told, slot: int) -> list[Told]:
         if self.tells:
             error = _take_first(self.inside.allgather(message.error))
             message = message._replace(error=error)
-        return self.allgather(message)
+        return self.allgather(message, slot)
 
 
 class Listener(Communicator):
@@ -126,9 +126,9 @@ class Listener(Communicator):
     def broadcast_from_root(self, value: T) -> T:
         return self._inside.broadcast_from_root(value)
 
-    def gather_told(self, message: Told) -> list[Told]:
+    def gather_told(self, message: Told, slot: int) -> list[Told]:
         self._inside.allgather(message.error)
-        return self.allgather(message)
+        return self.allgather(message, slot)
 
 
 def _take_first(errors: Sequence[IstmpiError | None]) -> IstmpiError | None:

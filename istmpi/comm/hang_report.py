@@ -45,6 +45,8 @@ class Member:
     """True if threads of the rank may call MPI."""
     boot: str = ""
     """A name of the host's system since its start: several hosts may have one name."""
+    cores: int = 0
+    """The host's cores that the process may use: bit n is that of core n."""
     name: str = ""
     """The name of a process of a replica group in messages; empty for a rank."""
 

@@ -2,38 +2,32 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from istmpi.comm import mpi
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.hang_report import Member
 from istmpi.comm.launcher import process_facts
-from istmpi.environment import read_boot
+from istmpi.environment import list_cores, read_boot
+
+_SLOT = 2**9
+"""Bytes of the message with the facts of a rank: enough for long names and many cores."""
 
 
 def find_members(communicator: Communicator) -> list[Member]:
     """Return all ranks with their hosts and processes. Collective in the first call; later calls
     return the same list."""
     if communicator.members is None:
-        communicator.members = communicator.allgather(_describe(communicator))
+        communicator.members = communicator.allgather(_describe(communicator), _SLOT)
     return communicator.members
 
 
-@contextmanager
-def on_this_host(communicator: Communicator) -> Iterator[Communicator]:
-    """Open a communicator of the ranks on this host. Collective, also at the end of the block."""
-    with communicator.among(_list_neighbours(communicator)) as local:
-        assert local is not None, "a rank is on its own host"
-        yield local
-
-
-def _list_neighbours(communicator: Communicator) -> list[int]:
-    """Return the ranks on this host. Collective as `find_members`."""
-    # MPI's split by host would spin until the last rank is there, on a core that it may need.
+def list_neighbours(communicator: Communicator) -> list[Member]:
+    """Return the ranks on this rank's host, in their order. Collective as `find_members`."""
     members = find_members(communicator)
     here = members[communicator.rank]
-    return [rank for rank, member in enumerate(members) if member.machine == here.machine]
+    return [member for member in members if member.machine == here.machine]
 
 
 def has_a_rank_each(communicator: Communicator) -> bool:
@@ -46,7 +40,7 @@ def has_a_rank_each(communicator: Communicator) -> bool:
 def agreed_with_members(communicator: Communicator) -> Iterator[None]:
     """Run local work as `Communicator.agreed` does; the same message brings the facts of
     `find_members` to all ranks, which saves a round trip."""
-    with communicator.agreed() as agreement:
+    with communicator.agreed(_SLOT) as agreement:
         agreement.value = _describe(communicator)
         yield
     communicator.members = list(agreement.by_rank)
@@ -64,7 +58,13 @@ def _describe(communicator: Communicator) -> Member:
         threads_may_call=mpi.threads_may_call(),
         # A part of it is enough, and a shorter message.
         boot=read_boot()[:8],
+        cores=_to_bits(list_cores()),
     )
+
+
+def _to_bits(cores: Sequence[int]) -> int:
+    """Return a number with the bits of cores, which is shorter than their list."""
+    return sum(1 << core for core in cores)
 
 
 def threads_may_call_everywhere(communicator: Communicator) -> bool:

@@ -13,7 +13,7 @@ import torch
 from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, read_moments, read_own
-from istmpi.comm import Communicator, on_this_host
+from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.config.sections import Evaluate, Train
 from istmpi.data.columns import OWN
@@ -29,7 +29,7 @@ from istmpi.deploy.fitting import (
     require_source,
 )
 from istmpi.deploy.opening import NetworkFile, NetworkPath
-from istmpi.devices import choose_device, choose_threads
+from istmpi.devices import choose_device, choose_threads, find_place
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.blocks import ValuesOf
@@ -166,10 +166,12 @@ def _load(
 
 def _choose_device(train: Train, communicator: Communicator) -> torch.device:
     """Choose this rank's threads and device. Collective."""
-    with on_this_host(communicator) as local:
-        choose_threads(train.threads, local)
-        # A GPU of the training machine may not be here.
-        return choose_device("cpu" if train.device == "cpu" else "auto", local)
+    choose_threads(train.threads, communicator)
+    # A GPU of the training machine may not be here.
+    choice = "auto"
+    if train.device == "cpu":
+        choice = "cpu"
+    return choose_device(choice, find_place(communicator))
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 
 from istmpi import comm
-from istmpi.comm import Communicator, on_this_host
-from istmpi.devices import fair_threads, usable_cores
+from istmpi.comm import Communicator, list_neighbours
+from istmpi.devices import fair_threads
 from istmpi.doctor.finding import Finding, green, red, yellow
+from istmpi.environment import list_cores
 from istmpi.units import counted
 
 
@@ -77,14 +78,14 @@ def check_library(communicator: Communicator) -> list[Finding]:
 
 def check_cores(communicator: Communicator) -> list[Finding]:
     """Check that ranks are spread evenly and share no core. Collective."""
-    with on_this_host(communicator) as local:
-        facts = RankFacts(
-            host=socket.gethostname(),
-            cores=usable_cores(),
-            host_cores=os.cpu_count() or 1,
-            threads=fair_threads(local),
-            numa_nodes=count_numa_nodes(usable_cores()),
-        )
+    cores = list_cores()
+    facts = RankFacts(
+        host=socket.gethostname(),
+        cores=cores,
+        host_cores=os.cpu_count() or 1,
+        threads=fair_threads(communicator),
+        numa_nodes=count_numa_nodes(cores),
+    )
     # Plain tuples travel between ranks, as all other values.
     per_rank = [RankFacts._make(values) for values in communicator.allgather(tuple(facts))]
     return [judge_spread(per_rank), judge_cores(per_rank)]
@@ -144,8 +145,7 @@ def check_devices(communicator: Communicator) -> list[Finding]:
     """Check that each rank has a GPU of its own, or none has one. Collective."""
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     driver = Path("/proc/driver/nvidia/version").exists()
-    with on_this_host(communicator) as local:
-        per_rank = communicator.allgather((names, local.size, driver))
+    per_rank = communicator.allgather((names, len(list_neighbours(communicator)), driver))
     equipped = [(names, size) for names, size, _ in per_rank if names]
     if not equipped:
         return [_judge_without_device(any(driver for _, _, driver in per_rank))]

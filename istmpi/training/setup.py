@@ -6,7 +6,7 @@ from pathlib import Path
 
 from istmpi.checkpoint.parts import Copy
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
-from istmpi.comm import Communicator, on_this_host
+from istmpi.comm import Communicator, list_neighbours
 from istmpi.comm.clock import Clock
 from istmpi.comm.groups import Membership
 from istmpi.config import Run
@@ -15,7 +15,7 @@ from istmpi.cost.messages import sends_long_messages
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
 from istmpi.data.sources import open_for_training
-from istmpi.devices import choose_device, choose_threads
+from istmpi.devices import choose_device, choose_threads, find_place
 from istmpi.engine.replica_group import ReplicaGroup, join_group
 from istmpi.evaluation.further import require_further
 from istmpi.methods import limits
@@ -114,14 +114,15 @@ class Setup:
         everyone = communicator
         if self._membership:
             everyone = self._membership.world
-        with on_this_host(everyone) as local:
-            # One agreement, because each costs a round trip.
-            with communicator.agreed():
-                self._plan(data)
-                self.device = choose_device(self.run.train.device, local)
-                self._complete_plan()
-            self.threads = choose_threads(self.run.train.threads, local)
-            communicator.in_pieces = self._sends_in_pieces(local.size < everyone.size)
+        place = find_place(everyone)
+        # One agreement, because each costs a round trip.
+        with communicator.agreed():
+            self._plan(data)
+            self.device = choose_device(self.run.train.device, place)
+            self._complete_plan()
+        self.threads = choose_threads(self.run.train.threads, everyone)
+        several_hosts = len(list_neighbours(everyone)) < everyone.size
+        communicator.in_pieces = self._sends_in_pieces(several_hosts)
 
     def _make_sizes(self, data: Dataset) -> None:
         course = self.run.course(self.most_examples)

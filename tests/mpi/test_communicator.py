@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from patience import Limit, patient
 
-from istmpi.comm import communicator, exchange, on_this_host
+from istmpi.comm import communicator, exchange
 from istmpi.comm.thread_mailbox import ThreadMailbox
 
 LIMITS = pytest.mark.parametrize("limit", [5, 2**30])
@@ -42,12 +42,10 @@ def test_a_broadcast_brings_all_of_the_roots_whatever_fits_into_one_call(comm, l
 
 @pytest.mark.real
 @pytest.mark.ranks(only=[1])
-@pytest.mark.parametrize("made", ["on this host", "among"])
-def test_communicators_of_some_ranks_do_not_add_up_also_where_their_block_raises(comm, made):
+def test_communicators_of_some_ranks_do_not_add_up_also_where_their_block_raises(comm):
     """MPICH has some 2,000 of them to give, to one rank as to several."""
     for number in range(2100):
-        entered = comm.among(range(comm.size)) if made == "among" else on_this_host(comm)
-        with suppress(ValueError), entered as some:
+        with suppress(ValueError), comm.among(range(comm.size)) as some:
             assert 1 <= some.size <= comm.size
             if number % 2:
                 raise ValueError

@@ -152,7 +152,7 @@ def test_with_no_valid_checkpoint_left_nothing_is_overwritten_and_with_none_the_
 @pytest.mark.real
 def test_the_thread_for_checkpoints_lasts_and_can_be_done_without(comm, shared_tmp):
     """A system that has no threads left: their stacks find no room."""
-    training = Training(small_run(train__rounds=3, checkpoint__keep=5), comm)
+    training = Training(small_run(train__rounds=3, checkpoint__keep=5, checkpoint__every=1), comm)
     state, settings, warnings = training.state(), training.run.checkpoint, []
     usual = threading.stack_size()
     on_root(comm, lambda: [prepare_folder(shared_tmp / name) for name in ("early", "late")])

@@ -81,7 +81,7 @@ def test_ranks_that_fail_together_close_it_together(comm, tmp_path):
 def test_ranks_that_wait_for_a_disk_alone_say_so(comm, shared_tmp, monkeypatch, where):
     """No rank waits for another: a file system that all write to answers none of them."""
     some, said, hung = Communicator(comm.mpi.Dup()), [], threading.Event()
-    training, _ = trained(some)
+    training, _ = trained(some, checkpoint__every=1)
     on_root(comm, lambda: prepare_folder(shared_tmp))
     saver = Saver(shared_tmp, training.run.checkpoint, some)
     monkeypatch.setattr("istmpi.checkpoint.saver.write_file", lambda *_: hung.wait())
