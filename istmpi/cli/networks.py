@@ -155,7 +155,7 @@ def describe_on_all_ranks(run: Run, layers: str | None, communicator: Communicat
         if by_table:
             return by_table
         data = _open_data(run, layers)
-    from istmpi.training.network import build_network
+    from istmpi.training.same_network import build_network
 
     return Described(run, build_network(run, data, communicator), len(data.train))
 

@@ -1,7 +1,8 @@
 """Messages of ranks at the end of work that every rank must complete."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from istmpi.errors import IstmpiError, UserError
@@ -9,10 +10,12 @@ from istmpi.foreign import past_a_limit
 
 
 class Told(NamedTuple):
-    """The message of a rank: the error of its work, and a value."""
+    """The message of a rank: the error of its work, a value, and the error of the work after
+    that."""
 
     error: IstmpiError | None
     value: Any
+    later: IstmpiError | None = None
 
 
 def find_shared_error(raised: Exception) -> IstmpiError | None:
@@ -31,6 +34,23 @@ class Agreement:
     """A small object of this rank, for all others."""
     by_rank: Sequence[Any] = ()
     """The objects of all ranks, once all have completed their work."""
+    later: IstmpiError | None = None
+    """The error of this rank's work in `going_on`."""
+    _later_by_rank: Sequence[IstmpiError | None] = field(default_factory=list)
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Run this rank's work that is in vain if the values of other ranks are refused.
+
+        Its error travels with the value, and `raise_later` raises it after that judgement. A second
+        agreement would be a round trip more.
+        """
+        try:
+            yield
+        except Exception as raised:
+            self.later = find_shared_error(raised)
+            if self.later is None:
+                raise
 
     def settle(self, messages: Sequence[Told], rank: int) -> None:
         """Take all ranks' messages on this ``rank``; raise the error of the lowest rank that
@@ -42,13 +62,22 @@ class Agreement:
                     f"rank {other} made another call than rank {rank}; all must make the same."
                 )
         self.by_rank = [message.value for message in messages]
-        failed = [other for other, message in enumerate(messages) if message.error]
-        if not failed:
-            return
-        first = messages[failed[0]].error
-        assert first is not None, "a rank that failed has an error"
-        # A wrong setting fails on all ranks alike: then its rank is no news.
-        if len(failed) < len(messages):
-            first.args = (f"rank {failed[0]}: {first}",)
-        first.everywhere = True
-        raise first
+        self._later_by_rank = [message.later for message in messages]
+        _raise_first([message.error for message in messages])
+
+    def raise_later(self) -> None:
+        """Raise, on every rank, the error of the lowest rank whose work in `going_on` failed."""
+        _raise_first(self._later_by_rank)
+
+
+def _raise_first(errors: Sequence[IstmpiError | None]) -> None:
+    failed = [rank for rank, error in enumerate(errors) if error is not None]
+    if not failed:
+        return
+    first = errors[failed[0]]
+    assert first is not None, "a rank that failed has an error"
+    # A wrong setting fails on all ranks alike: then its rank is no news.
+    if len(failed) < len(errors):
+        first.args = (f"rank {failed[0]}: {first}",)
+    first.everywhere = True
+    raise first

@@ -279,7 +279,8 @@ class Communicator:
             error = find_shared_error(raised)
             if error is None:
                 raise
-        agreement.settle(self.gather_told(Told(error, agreement.value), slot), self.rank)
+        message = Told(error, agreement.value, agreement.later)
+        agreement.settle(self.gather_told(message, slot), self.rank)
 
     def gather_told(self, message: Told, slot: int) -> list[Told]:
         """Return the messages of all ranks at the end of work that every rank must complete."""

@@ -104,8 +104,8 @@ class Leaders(Communicator):
 
     def gather_told(self, message: Told, slot: int) -> list[Told]:
         if self.tells:
-            error = _take_first(self.inside.allgather(message.error))
-            message = message._replace(error=error)
+            errors, later = zip(*self.inside.allgather((message.error, message.later)), strict=True)
+            message = message._replace(error=_take_first(errors), later=_take_first(later))
         return self.allgather(message, slot)
 
 
@@ -127,7 +127,7 @@ class Listener(Communicator):
         return self._inside.broadcast_from_root(value)
 
     def gather_told(self, message: Told, slot: int) -> list[Told]:
-        self._inside.allgather(message.error)
+        self._inside.allgather((message.error, message.later))
         return self.allgather(message, slot)
 
 

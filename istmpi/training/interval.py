@@ -9,21 +9,25 @@ from istmpi.evaluation.planning import choose_interval
 from istmpi.network.architecture import Architecture
 
 
+def recall_interval(run: Run, start: Copy | None) -> int:
+    """Return the rounds between evaluations in a run's settings or, also on other ranks, in the
+    checkpoint ``start`` from which it resumes; 0 if neither knows. Raises DataError if the
+    checkpoint is damaged."""
+    if run.evaluate.every or not start:
+        return run.evaluate.every
+    with open_checkpoint(start) as checkpoint:
+        return checkpoint.header.run.evaluate.every
+
+
 def set_interval(
     run: Run,
     architecture: Architecture,
     data: Dataset,
     communicator: Communicator,
-    start: Copy | None,
+    every: int,
 ) -> Run:
-    """Return the run with the rounds between its evaluations (`choose_interval`). Collective.
-
-    A run that resumes from the checkpoint ``start`` keeps them, also on other ranks.
-    """
-    every = run.evaluate.every
-    if start and not every:
-        with communicator.agreed(), open_checkpoint(start) as checkpoint:
-            every = checkpoint.header.run.evaluate.every
+    """Return the run with the rounds between its evaluations: those that `recall_interval` has
+    found, or those of `choose_interval`. Collective."""
     if not every:
         every = choose_interval(run, architecture, data, communicator.size)
         # Ranks with their own data may count other bytes.

@@ -7,7 +7,7 @@ from istmpi.data.sources import open_for_training
 from istmpi.errors import ConfigError
 from istmpi.methods.limits import with_method
 from istmpi.names import NARROW, NARROW_METHOD
-from istmpi.training.network import build_network
+from istmpi.training.same_network import build_network
 
 
 def narrow_run(run: Run, communicator: Communicator) -> Run:

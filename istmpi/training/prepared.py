@@ -25,7 +25,7 @@ from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.network.architecture import Architecture
 from istmpi.optim.own_optimizer import OwnOptimizer
-from istmpi.training.interval import set_interval
+from istmpi.training.interval import recall_interval, set_interval
 from istmpi.training.progress import Tally
 from istmpi.training.same_data import summarise_data
 from istmpi.training.setup import Setup
@@ -70,7 +70,9 @@ class Prepared(Setup):
         super().__init__(run, communicator, start, data, membership)
         self.hosts = [member.host for member in find_members(communicator)]
         self.stop = stop or StopSign(communicator)
-        self.run = set_interval(self.run, self.architecture, self.dataset, communicator, start)
+        self.run = set_interval(
+            self.run, self.architecture, self.dataset, communicator, self._every
+        )
         self.method = self._make_method()
         self._make_evaluator()
 
@@ -79,6 +81,7 @@ class Prepared(Setup):
         self.data_summary = summarise_data(self.run.data, self.sizes[0].dataset)
         self.score_name = self.dataset.scoring.score
         self._make_store()
+        self._every = recall_interval(self.run, self.start)
 
     def begin_anew(self, run: Run, stop: StopSign, examples: int = 0) -> None:
         """Continue with other settings, such as the number of rounds or the folder. Collective,

@@ -80,8 +80,7 @@ class Setup:
             self.shares = choose_shares(self.run.method.shares, communicator)
             # Sizes share the standardised targets, which need a pass over all labels.
             data_of_all_sizes = standardise(self.run.data, data, communicator)
-            self._make_sizes(data_of_all_sizes)
-            self._prepare_this_rank(data)
+            self._prepare(data, data_of_all_sizes)
         if membership:
             self.group = join_group(membership, self.device)
 
@@ -108,26 +107,26 @@ class Setup:
     def _complete_plan(self) -> None:
         """Make what only a rank needs, such as its part of the network; nothing by default."""
 
-    def _prepare_this_rank(self, data: Dataset) -> None:
-        """Plan the rounds, choose the device, and complete the plan."""
+    def _prepare(self, data: Dataset, data_of_all_sizes: Dataset) -> None:
+        """Make the networks, plan the rounds, choose the device, and complete the plan."""
         communicator = self.communicator
         everyone = communicator
         if self._membership:
             everyone = self._membership.world
         place = find_place(everyone)
-        # One agreement, because each costs a round trip.
-        with communicator.agreed():
+
+        def plan(sizes: dict[int, Size]) -> None:
+            self.sizes = sizes
+            self.size = next(iter(sizes.values()))
             self._plan(data)
             self.device = choose_device(self.run.train.device, place)
             self._complete_plan()
+
+        course = self.run.course(self.most_examples)
+        make_sizes(self.run, data_of_all_sizes, course, communicator, plan)
         self.threads = choose_threads(self.run.train.threads, everyone)
         several_hosts = len(list_neighbours(everyone)) < everyone.size
         communicator.in_pieces = self._sends_in_pieces(several_hosts)
-
-    def _make_sizes(self, data: Dataset) -> None:
-        course = self.run.course(self.most_examples)
-        self.sizes = make_sizes(self.run, data, course, self.communicator)
-        self.size = next(iter(self.sizes.values()))
 
     def _open_data(self, data: Dataset | None) -> Dataset:
         """Check the settings, open the data unless ``data`` are given, and compare both with those

@@ -6,9 +6,11 @@ size. Other parameters are initialised again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -22,7 +24,8 @@ from istmpi.errors import ConfigError
 from istmpi.network.architecture import Architecture
 from istmpi.optim.course import Course
 from istmpi.training.epochs import list_rows
-from istmpi.training.network import complete_network, draft_network, plan_network
+from istmpi.training.network import plan_network
+from istmpi.training.same_network import Networks, build_networks
 
 if TYPE_CHECKING:
     from istmpi.engine.store import ParameterStore
@@ -68,43 +71,59 @@ def require_sides(data: Dataset, sides: Sequence[int]) -> None:
 
 
 def make_sizes(
-    run: Run, data: Dataset, course: Course, communicator: Communicator
-) -> dict[int, Size]:
-    """Return a run's networks and data by image side. Collective. Raises ConfigError on every rank
-    if a side fails."""
-    drafts = {}
+    run: Run,
+    data: Dataset,
+    course: Course,
+    communicator: Communicator,
+    use: Callable[[dict[int, Size]], None],
+) -> None:
+    """Make a run's networks and data by image side, and let this rank ``use`` them. Collective.
+
+    Raises on every rank ConfigError if a side fails, or what ``use`` raises, which may be called
+    twice.
+    """
     images_of_size = {}
-    # One agreement for all sizes, because each costs a round trip.
-    with communicator.agreed() as agreement:
+
+    def resize() -> Mapping[int, Dataset]:
         for _, side in find_sides(run, data, course):
             images_of_size[side] = resize_images(data, side)
-            drafts[side] = draft_network(run, images_of_size[side])
-        agreement.value = {side: draft.digests for side, draft in drafts.items()}
-        rank = communicator.rank
-        settings = run.data
-        rows = place(
-            settings.placement,
-            list_rows(settings.placement, data),
-            rank,
-            communicator.size,
-            run.train.seed,
-            settings.alpha,
-            settings.label_shards,
-        )
+        return images_of_size
+
+    def use_networks(networks: Networks) -> None:
+        rows = _place_rows(run, data, communicator)
+        sizes = {}
+        for side, network in networks.items():
+            require_resizable(run, network)
+            images = images_of_size[side].reshape(network.example_shape)
+            sizes[side] = _make_size(run, side, network, images, rows, communicator.rank)
+        use(sizes)
+
+    build_networks(run, resize, communicator, use_networks)
+
+
+def _place_rows(run: Run, data: Dataset, communicator: Communicator) -> np.ndarray:
+    """Return the training examples of this rank."""
+    settings = run.data
+    return place(
+        settings.placement,
+        list_rows(settings.placement, data),
+        communicator.rank,
+        communicator.size,
+        run.train.seed,
+        settings.alpha,
+        settings.label_shards,
+    )
+
+
+def _make_size(
+    run: Run, side: int, network: Architecture, images: Dataset, rows: np.ndarray, rank: int
+) -> Size:
     stream = rank
     if find_method_spec(run.method.name).sums_outputs:
         # Ranks add up outputs for the same examples.
         stream = 0
-    sizes = {}
-    for side, draft in drafts.items():
-        images = images_of_size[side]
-        digests = [of_rank[side] for of_rank in agreement.by_rank]
-        network = complete_network(run, images, draft, digests, communicator)
-        require_resizable(run, network)
-        images = images.reshape(network.example_shape)
-        batches = Batches(images.train, rows, run.train.batch, run.train.seed, stream)
-        sizes[side] = Size(side, network, images, batches)
-    return sizes
+    batches = Batches(images.train, rows, run.train.batch, run.train.seed, stream)
+    return Size(side, network, images, batches)
 
 
 def plan_smaller_networks(

@@ -18,7 +18,7 @@ from istmpi.data.sources import open_dataset
 from istmpi.engine.slots import list_kinds
 from istmpi.models import mlp_network
 from istmpi.training.loop import Training
-from istmpi.training.network import build_network
+from istmpi.training.same_network import build_network
 from tests.networks import joined_nets
 
 ADAM = {"optimizer__name": "adam", "method__optimizer_state": "carry", "optimizer__lr": 0.001}
