@@ -88,7 +88,7 @@ class StopSign:
         self._looks = communicator.rank == 0
         self._gossip = StopGossip(communicator)
         self._signal = ""
-        self._file = file
+        self.file = file
         self._deadline: float | None = None
         """The deadline by the monotonic clock, which no one can set."""
         if deadline is not None:
@@ -116,7 +116,7 @@ class StopSign:
         It names a stop file that must be removed first.
         """
         if self.reason.startswith(_FILE_REASON):
-            return f"Remove {self._file} and run the same"
+            return f"Remove {self.file} and run the same"
         return "Run the same"
 
     def wished(self) -> str:
@@ -167,8 +167,8 @@ class StopSign:
         """Return the reason to stop that deadline and file give now, or an empty text."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return "the job's time limit"
-        if self._file and self._file.exists():
-            return f"{_FILE_REASON}{self._file}"
+        if self.file and self.file.exists():
+            return f"{_FILE_REASON}{self.file}"
         return ""
 
 
@@ -183,12 +183,17 @@ class StopSources:
     shared: StopSign | None = None
     """The sign of several runs in turns, which replaces file and deadline."""
 
-    def open(self, communicator: Communicator, folder: Path) -> StopSign:
-        """Return the sign of a run in ``folder``. Collective."""
-        sign = self.shared or StopSign(communicator, folder / FILE, self.deadline)
+    def open(self, communicator: Communicator) -> StopSign:
+        """Return the sign of a run. Collective."""
+        sign = self.shared or StopSign(communicator, deadline=self.deadline)
         if self.signals:
             sign.listen()
         return sign
+
+    def look_in(self, folder: Path, sign: StopSign) -> None:
+        """Let the sign of a run look for the file in its ``folder``."""
+        if self.shared is None:
+            sign.file = folder / FILE
 
 
 NO_END = ("N/A", "NONE", "UNKNOWN", "UNLIMITED")

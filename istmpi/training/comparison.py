@@ -122,7 +122,9 @@ class Comparison:
                 folder = self._choose_folder(run)
         self.folder = communicator.broadcast_from_root(folder)
         self.turns = list_turns(self._runs, repeats, self.folder)
-        self._stop = StopSources(deadline, signals).open(communicator, self.folder)
+        stops = StopSources(deadline, signals)
+        self._stop = stops.open(communicator)
+        stops.look_in(self.folder, self._stop)
 
     def _choose_folder(self, run: Run) -> Path:
         """Return the folder of a new comparison, or of this one that an earlier job began."""

@@ -26,6 +26,7 @@ from istmpi.methods.job import Job
 from istmpi.network.architecture import Architecture
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.training.interval import recall_interval, set_interval
+from istmpi.training.opening import Opening
 from istmpi.training.progress import Tally
 from istmpi.training.same_data import summarise_data
 from istmpi.training.setup import Setup
@@ -60,14 +61,15 @@ class Prepared(Setup):
         data: Dataset | None = None,
         optimizer: OwnOptimizer | None = None,
         membership: Membership | None = None,
+        opening: Opening | None = None,
     ):
         """Check everything on all ranks, and initialise the network.
 
-        ``start``, ``data`` and ``membership`` are as for `Setup`. ``optimizer`` of a user's program
-        replaces the run's. Raises ConfigError or DataError on every rank.
+        ``start``, ``data``, ``membership`` and ``opening`` are as for `Setup`. ``optimizer`` of a
+        user's program replaces the run's. Raises ConfigError or DataError on every rank.
         """
         self.optimizer = optimizer
-        super().__init__(run, communicator, start, data, membership)
+        super().__init__(run, communicator, start, data, membership, opening)
         self.hosts = [member.host for member in find_members(communicator)]
         self.stop = stop or StopSign(communicator)
         self.run = set_interval(

@@ -4,44 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from istmpi.checkpoint.folder import (
     FOLDER,
     NETWORK,
-    list_checkpoints,
     remove_leftovers,
-    set_aside,
 )
 from istmpi.checkpoint.initial import begin_with
 from istmpi.checkpoint.parts import Copy, is_round_of_parts
-from istmpi.checkpoint.saver import prepare_folder
 from istmpi.checkpoint.search import find_newest_valid, reach
-from istmpi.checkpoint.sight import Place, Probe, find_probe, leave_probe
 from istmpi.checkpoint.streamed import begin_with_function
-from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.groups import Membership, Start
 from istmpi.comm.hang_watch import print_line
-from istmpi.comm.root import ask_root
 from istmpi.comm.stopping import StopSign, StopSources
 from istmpi.config import Run
 from istmpi.data.callable.source import is_function
 from istmpi.errors import DataError, DivergedError
 from istmpi.foreign import forbid_exit
-from istmpi.lock import FolderLock
 from istmpi.names import is_own
 from istmpi.network import source
-from istmpi.record import SUMMARY, RunFolder
+from istmpi.record import RunFolder
 from istmpi.tasks import OwnTask
 from istmpi.training.hangs import watch_for_hangs
 from istmpi.training.loop import Training
 from istmpi.training.member import serve_leader
-from istmpi.training.progress import Counts
+from istmpi.training.opening import Opening
 from istmpi.training.recall import Line, recall
-from istmpi.training.run_record import RunRecord, write_settings
+from istmpi.training.run_folder import FolderKeeper
+from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
 
 
@@ -89,9 +82,15 @@ def _train(
     membership: Membership | None = None,
 ) -> Summary | None:
     """Do the work of `run_training` on a rank that is no member of another's group. Collective."""
-    begin = partial(_begin_training, run, communicator, membership)
-    opening = open_run(run, communicator, begin, stops, watch, resume, hang_watch, membership)
-    with opening as (training, _, record):
+    opening: Opening | None = None
+    # Members of groups hear what their leaders agree on only while a run is set up.
+    if membership is None:
+        opening = Opening(run, communicator.rank)
+    begin = partial(_begin_training, run, communicator, membership, opening)
+    opened = open_run(
+        run, communicator, begin, stops, watch, resume, hang_watch, membership, opening
+    )
+    with opened as (training, _, record):
         if record is None:
             return None
         for progress in training.rounds():
@@ -103,12 +102,13 @@ def _begin_training(
     run: Run,
     communicator: Communicator,
     membership: Membership | None,
+    opening: Opening | None,
     stop: StopSign,
     start: Copy | None,
 ) -> Training:
     if membership:
         membership.tell(Start(start))
-    return Training(run, communicator, stop, start, membership=membership)
+    return Training(run, communicator, stop, start, membership=membership, opening=opening)
 
 
 @contextmanager
@@ -121,13 +121,15 @@ def open_run(
     resume: str,
     hang_watch: HangWatch | None = None,
     membership: Membership | None = None,
+    opening: Opening | None = None,
 ) -> Iterator[tuple[Training, RunFolder, RunRecord | None]]:
     """Set up a run as `run_training` does; yield the training that ``begin`` makes, folder, and
     record. Collective.
 
     ``begin`` also gets the checkpoint from which the run will resume. The record is None if nothing
     is left to do. A DivergedError is raised after the last finite network is saved. ``membership``:
-    this leader's place in a job of replica groups.
+    this leader's place in a job of replica groups. ``opening``: the data that ``begin`` uses, which
+    are opened here.
     """
     watch = watch or Watch()
     note, tell = _choose_voices(watch, communicator.rank)
@@ -141,9 +143,10 @@ def open_run(
         if membership:
             hang_watch.before_close = membership.dismiss
         at_the_end.push(hang_watch)
-        keeper = _FolderKeeper(run, resume, communicator, locks, note)
+        stop = stops.open(communicator)
+        keeper = FolderKeeper(run, resume, communicator, locks, note, opening)
         folder = keeper.folder
-        stop = stops.open(communicator, folder.path)
+        stops.look_in(folder.path, stop)
         hang_watch.follow_run(folder.path, stop.wished, tell)
         start = _find_start(folder, resume, communicator, note, at_the_end)
         training = begin(stop, start)
@@ -154,7 +157,7 @@ def open_run(
 def _open_record(
     training: Training,
     start: Copy | None,
-    keeper: _FolderKeeper,
+    keeper: FolderKeeper,
     watch: Watch,
     hang_watch: HangWatch,
     at_the_end: ExitStack,
@@ -205,106 +208,6 @@ def _choose_voices(watch: Watch, rank: int) -> tuple[Voice, Voice]:
 
 def _ignore(message: str) -> None:
     """Take a message of a rank that has no watch."""
-
-
-class _FolderKeeper:
-    """Chooses, locks, makes and tidies a run's folder, on rank 0 and on hosts that do not see its
-    folder. The constructor, which locks a folder that is there, and methods are collective."""
-
-    def __init__(
-        self,
-        run: Run,
-        resume: str,
-        communicator: Communicator,
-        locks: ExitStack,
-        note: Callable[[str], None],
-    ):
-        self._communicator = communicator
-        self._locks = locks
-        self.note = note
-        self.inside: Path | None = None
-        """The path in the folder of the checkpoint from which the run resumes; None if it is
-        elsewhere."""
-        self.place = Place(keeps=communicator.rank == 0)
-        self._lock: FolderLock | None = None
-        self._resumes = bool(resume)
-        # Rank 0 chooses, because a folder may look free to some ranks only.
-        self.folder = ask_root(communicator, partial(self._choose, run, resume))
-
-    def _choose(self, run: Run, resume: str) -> RunFolder:
-        self.folder = RunFolder.choose(run.output.folder, run.name, resume)
-        if self.folder.path.exists():
-            self._take_lock(self._resumes)
-        return self.folder
-
-    def holds_summary(self, counts: Counts) -> bool:
-        """Return True if the folder has the summary of a run that ended with these counts."""
-        summarised = False
-        if self._communicator.rank == 0:
-            summarised = self.folder.has_summary(self.note, counts.rounds, counts.loss)
-        return self._communicator.broadcast_from_root(summarised)
-
-    def make(self, start: Copy | None, trained: bool, run: Run) -> FolderLock | None:
-        """Make the folder, and rename checkpoints that are newer than ``start``; return this rank's
-        lock. ``trained``: only the summary is missing. ``run``: the settings of hosts that do not
-        see rank 0's folder."""
-        work = partial(self._make_on_root, start, trained)
-        probe, self.inside = ask_root(self._communicator, work)
-        self.place = find_probe(probe, self.folder.path, self._communicator)
-        if probe and self.place.unseen:
-            choose(run.checkpoint.writer, self.place.parallel, self.place.unseen)
-            self._lock_elsewhere(probe.content, start, run)
-        # Its rows are in the memory now.
-        if start:
-            start.discard()
-        return self._lock
-
-    def _make_on_root(self, start: Copy | None, trained: bool) -> tuple[Probe | None, Path | None]:
-        """Make rank 0's folder; return the file that other ranks look for, and `inside`."""
-        folder = self.folder
-        if self._lock is None:
-            self._take_lock(resumes=False)
-        folder.make()
-        # A summary says that a run is finished.
-        if not trained:
-            folder.forget(SUMMARY)
-        prepare_folder(folder.path)
-        self._set_aside(start)
-        return leave_probe(folder.path, self._communicator), self._find_inside(start)
-
-    def _set_aside(self, start: Copy | None) -> None:
-        if start:
-            for path in set_aside(self.folder.path, start):
-                self.note(f"set aside, because the run resumes from {start}: {path}")
-
-    def _find_inside(self, start: Copy | None) -> Path | None:
-        # Another host may have it.
-        if start and start.path.exists():
-            for path in list_checkpoints(self.folder.path):
-                if path.samefile(start.path):
-                    return path
-        return None
-
-    def _lock_elsewhere(self, team: str, start: Copy | None, run: Run) -> None:
-        """Lock the folders of the hosts that do not see rank 0's folder, and write the settings
-        there: a rank of each may be rank 0 in the next job."""
-        with self._communicator.agreed():
-            if not self.place.shared:
-                self._take_lock(self._resumes, team)
-                if self.place.keeps:
-                    prepare_folder(self.folder.path)
-                    self._set_aside(start)
-                    write_settings(self.folder, run)
-
-    def _take_lock(self, resumes: bool, team: str = "") -> None:
-        self._lock = FolderLock(self.folder.path, self.note, team)
-        self._locks.callback(self._lock.release)
-        if not self._lock.holds:
-            return
-        self.place = replace(self.place, keeps=True)
-        # A host's disk has parts of the run that resumes, and perhaps no record.
-        if not (team and resumes):
-            self.folder.require_usable(resumes)
 
 
 def _resume(

@@ -14,7 +14,6 @@ from istmpi.config.methods import find_method_spec
 from istmpi.cost.messages import sends_long_messages
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
-from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads, find_place
 from istmpi.engine.replica_group import ReplicaGroup, join_group
 from istmpi.evaluation.further import require_further
@@ -22,15 +21,10 @@ from istmpi.methods import limits
 from istmpi.methods.group_limits import require_groups, require_no_groups
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import Task, choose_task
-from istmpi.training.best import Best
 from istmpi.training.columns import divide_columns
 from istmpi.training.epochs import count_most_examples, recall_most_examples, with_rounds
-from istmpi.training.same_data import (
-    Outline,
-    digest_settings,
-    require_same_data,
-    require_same_settings,
-)
+from istmpi.training.opening import Opening
+from istmpi.training.same_data import Outline, require_same_data, require_same_settings
 from istmpi.training.share_log import choose_shares
 from istmpi.training.sizes import Size, find_sides, make_sizes
 from istmpi.training.targets import standardise
@@ -58,11 +52,12 @@ class Setup:
         start: Copy | None = None,
         data: Dataset | None = None,
         membership: Membership | None = None,
+        opening: Opening | None = None,
     ):
         """``start``: the checkpoint from which the run will `resume`, whose rounds count for its
         epochs. ``data`` of a user's program replace the run's. ``membership``: this process's place
-        in a job of replica groups, whose ``communicator`` it is. Raises ConfigError or DataError on
-        every process.
+        in a job of replica groups, whose ``communicator`` it is. ``opening``: the data, if they are
+        open and described already. Raises ConfigError or DataError on every process.
         """
         self.run = run
         self.start = start
@@ -75,7 +70,7 @@ class Setup:
         if membership:
             telling = membership.telling()
         with telling:
-            data = self._open_data(data)
+            data = self._open_data(data, opening)
             self._count_epochs(data, start)
             self.shares = choose_shares(self.run.method.shares, communicator)
             # Sizes share the standardised targets, which need a pass over all labels.
@@ -128,17 +123,20 @@ class Setup:
         several_hosts = len(list_neighbours(everyone)) < everyone.size
         communicator.in_pieces = self._sends_in_pieces(several_hosts)
 
-    def _open_data(self, data: Dataset | None) -> Dataset:
+    def _open_data(self, data: Dataset | None, opening: Opening | None) -> Dataset:
         """Check the settings, open the data unless ``data`` are given, and compare both with those
         of other ranks."""
         communicator = self.communicator
-        with communicator.agreed() as agreement:
-            self.run = run = self.run.with_implied()
-            data = data or open_for_training(run.data, communicator.rank, run.train.seed)
-            self.best = Best.from_run(run, data)
-            agreement.value = digest_settings(run), Outline.from_data(run.data, data)
-        require_same_settings(run, [digest for digest, _ in agreement.by_rank], communicator)
-        outlines = [outline for _, outline in agreement.by_rank]
+        if opening is None:
+            opening = Opening(self.run, communicator.rank, data)
+            with communicator.agreed() as agreement:
+                agreement.value = opening.open()
+            opening.by_rank = agreement.by_rank
+        self.run = run = opening.run
+        self.best = opening.best
+        data = opening.data
+        require_same_settings(run, [digest for digest, _ in opening.by_rank], communicator)
+        outlines = [outline for _, outline in opening.by_rank]
         if run.data.columns:
             data = divide_columns(data, run.data, communicator)
             outlines = communicator.allgather(Outline.from_data(run.data, data))
