@@ -2,11 +2,11 @@
 had put off."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from istmpi.checkpoint.folder import BEST, FOLDER
+from istmpi.checkpoint.parts import Copy
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.search import reach
 from istmpi.comm.root import ask_root
@@ -18,39 +18,73 @@ from istmpi.training.progress import Counts, record_loss
 Line = Mapping[str, Any]
 
 
-def recall(
-    training: Training, folder: RunFolder, start: Path, note: Callable[[str], None]
-) -> list[Line]:
-    """Take up the scores of the run that resumes from the checkpoint ``start``, and return its
-    metrics. Collective.
+class Recollection:
+    """The metrics of the run that resumes from the checkpoint ``start``, if any.
 
-    The metrics are those of ``folder`` or, if it has none, of the folder of ``start``. Metrics that
-    are not this run's are not used, with one note: the best score then starts over. It also does if
-    the saved best network is missing, damaged, or not from the best round. An evaluation that was
-    due when the run stopped becomes `Training.overdue`.
+    They are those of ``folder`` or, if it has none, of the folder of ``start``. Metrics that are
+    not this run's are not used, with one note: the best score then starts over. It also does if the
+    saved best network is missing, damaged, or not from the best round.
     """
-    communicator = training.communicator
-    counts = training.tally.counts
-    lines = ask_root(communicator, partial(_read, folder, start, counts.rounds))
-    problem = find_misfit(lines, counts)
-    if problem:
-        note(f"{folder.path / METRICS}: {problem}; its scores are not used.")
-        return []
-    # decision 64: a stop puts an evaluation off, but does not drop it.
-    training.overdue = training.evaluation_due and not _is_scored(lines[-1:])
-    best = training.best
-    if best:
-        best.take_metrics(lines, counts.rounds)
-    # The scores would decide about a network that is not there.
-    if best and best.saved and best.round is not None:
-        path = folder.path / BEST
-        if not _fits(path, lines[best.round - 1], training, note):
-            note(
-                f"{path} is not from this run's best round, {best.round}, or is damaged; the best "
-                "score starts over."
-            )
-            best.forget()
-    return lines
+
+    def __init__(
+        self,
+        training: Training,
+        folder: RunFolder,
+        start: Copy | None,
+        note: Callable[[str], None],
+    ):
+        self._training = training
+        self._folder = folder
+        self._start = start
+        self._note = note
+        self.lines: list[Line] = []
+        """The metrics up to the checkpoint, on rank 0."""
+
+    def exchange(self) -> None:
+        """Take up scores that decide if a run is done, before anything else. Collective."""
+        if self._start and self._training.best:
+            self.take_up(ask_root(self._training.communicator, self.read))
+            self._start = None
+
+    def read(self) -> list[Line]:
+        """Return the metrics that all ranks need, on rank 0: the last line, or all lines if a best
+        network is kept; nothing after `exchange`."""
+        if self._start is None:
+            return []
+        training = self._training
+        counts = training.tally.counts
+        lines = _read(self._folder, self._start.path, counts.rounds)
+        problem = find_misfit(lines, counts)
+        if problem:
+            self._note(f"{self._folder.path / METRICS}: {problem}; its scores are not used.")
+            return []
+        self.lines = lines
+        if training.best:
+            return lines
+        return lines[-1:]
+
+    def take_up(self, lines: Sequence[Line]) -> None:
+        """Take up what rank 0 has `read`. Collective.
+
+        An evaluation that was due when the run stopped becomes `Training.overdue`.
+        """
+        if not lines:
+            return
+        training = self._training
+        # decision 64: a stop puts an evaluation off, but does not drop it.
+        training.overdue = training.evaluation_due and not _is_scored(lines[-1])
+        best = training.best
+        if best:
+            best.take_metrics(lines, training.rounds_done)
+        # The scores would decide about a network that is not there.
+        if best and best.saved and best.round is not None:
+            path = self._folder.path / BEST
+            if not _fits(path, lines[best.round - 1], training, self._note):
+                self._note(
+                    f"{path} is not from this run's best round, {best.round}, or is damaged; the "
+                    "best score starts over."
+                )
+                best.forget()
 
 
 def find_misfit(lines: Sequence[Line], counts: Counts) -> str:
@@ -83,8 +117,8 @@ def _read(folder: RunFolder, start: Path, rounds: int) -> list[Line]:
     return []
 
 
-def _is_scored(last: Sequence[Line]) -> bool:
-    return not last or any(name in last[0] for name in ("score", "validation_score"))
+def _is_scored(line: Line) -> bool:
+    return any(name in line for name in ("score", "validation_score"))
 
 
 def _fits(path: Path, line: Line, training: Training, note: Callable[[str], None]) -> bool:

@@ -32,7 +32,7 @@ from istmpi.training.hangs import watch_for_hangs
 from istmpi.training.loop import Training
 from istmpi.training.member import serve_leader
 from istmpi.training.opening import Opening
-from istmpi.training.recall import Line, recall
+from istmpi.training.recall import Recollection
 from istmpi.training.run_folder import FolderKeeper
 from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
@@ -162,14 +162,13 @@ def _open_record(
     hang_watch: HangWatch,
     at_the_end: ExitStack,
 ) -> Iterator[tuple[Training, RunFolder, RunRecord | None]]:
-    """Resume from the checkpoint ``start``, or load initial weights; yield what `open_run` does.
-    Collective."""
+    """Resume from ``start``, or load initial weights; yield what `open_run` does. Collective."""
     folder = keeper.folder
     note = keeper.note
-    lines: list[Line] = []
+    recollection = Recollection(training, folder, start, note)
     notes: Sequence[str] = ()
     if start:
-        lines = _resume(training, folder, start, note)
+        _resume(training, start, recollection, note)
     elif not training.rounds_done:
         notes = [*load_initial_weights(training), *_describe_unused(training)]
     trained = start is not None and start.path == folder.path / NETWORK and training.done
@@ -181,13 +180,14 @@ def _open_record(
             watch.already_finished(folder)
         yield training, folder, None
         return
-    lock = keeper.make(start, trained, training.run)
+    lock, lines = keeper.make(start, trained, training.run, recollection.read)
+    recollection.take_up(lines)
     if not keeper.place.shared:
         training.stop.look_here()
     record = RunRecord(
         training, folder, watch, lock, hang_watch, trained=trained, place=keeper.place
     )
-    record.begin(start, keeper.inside, notes, lines, at_the_end)
+    record.begin(start, keeper.inside, notes, recollection.lines, at_the_end)
     try:
         yield training, folder, record
     except DivergedError as error:
@@ -211,12 +211,13 @@ def _ignore(message: str) -> None:
 
 
 def _resume(
-    training: Training, folder: RunFolder, start: Copy, note: Callable[[str], None]
-) -> list[Line]:
-    """Resume from the checkpoint ``start``; return the metrics of the run up to it. Collective."""
+    training: Training, start: Copy, recollection: Recollection, note: Callable[[str], None]
+) -> None:
+    """Resume from the checkpoint ``start``, with the scores that decide if a run is done.
+    Collective."""
     for change in training.resume(start):
         note(f"changed since {start}: {change}")
-    return recall(training, folder, start.path, note)
+    recollection.exchange()
 
 
 def load_initial_weights(training: Training) -> Sequence[str]:

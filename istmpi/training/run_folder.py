@@ -20,6 +20,7 @@ from istmpi.lock import FolderLock
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.training.opening import Opening
 from istmpi.training.progress import Counts
+from istmpi.training.recall import Line
 from istmpi.training.run_record import write_settings
 
 _SLOT = 2**10
@@ -81,12 +82,14 @@ class FolderKeeper:
             summarised = self.folder.has_summary(self.note, counts.rounds, counts.loss)
         return self._communicator.broadcast_from_root(summarised)
 
-    def make(self, start: Copy | None, trained: bool, run: Run) -> FolderLock | None:
+    def make(
+        self, start: Copy | None, trained: bool, run: Run, read: Callable[[], list[Line]]
+    ) -> tuple[FolderLock | None, list[Line]]:
         """Make the folder, and rename checkpoints that are newer than ``start``; return this rank's
-        lock. ``trained``: only the summary is missing. ``run``: the settings of hosts that do not
-        see rank 0's folder."""
-        work = partial(self._make_on_root, start, trained)
-        probe, self.inside = ask_root(self._communicator, work)
+        lock, and what rank 0 has ``read`` before that. ``trained``: only the summary is missing.
+        ``run``: the settings of hosts that do not see rank 0's folder."""
+        work = partial(self._make_on_root, start, trained, read)
+        probe, self.inside, lines = ask_root(self._communicator, work)
         self.place = find_probe(probe, self.folder.path, self._communicator)
         if probe and self.place.unseen:
             choose(run.checkpoint.writer, self.place.parallel, self.place.unseen)
@@ -94,10 +97,14 @@ class FolderKeeper:
         # Its rows are in the memory now.
         if start:
             start.discard()
-        return self._lock
+        return self._lock, lines
 
-    def _make_on_root(self, start: Copy | None, trained: bool) -> tuple[Probe | None, Path | None]:
-        """Make rank 0's folder; return the file that other ranks look for, and `inside`."""
+    def _make_on_root(
+        self, start: Copy | None, trained: bool, read: Callable[[], list[Line]]
+    ) -> tuple[Probe | None, Path | None, list[Line]]:
+        """Make rank 0's folder; return the file that other ranks look for, `inside`, and what was
+        ``read``."""
+        lines = read()
         folder = self.folder
         if self._lock is None:
             self._take_lock(resumes=False)
@@ -107,7 +114,7 @@ class FolderKeeper:
             folder.forget(SUMMARY)
         prepare_folder(folder.path)
         self._set_aside(start)
-        return leave_probe(folder.path, self._communicator), self._find_inside(start)
+        return leave_probe(folder.path, self._communicator), self._find_inside(start), lines
 
     def _set_aside(self, start: Copy | None) -> None:
         if start:

@@ -105,7 +105,7 @@ def test_the_state_of_an_evaluated_network(comm, method):
 
 
 @pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("start, calls", {"new": 5, "own": 6, "known": 6, "resumed": 9, "longer": 9}.items())
+@pytest.mark.parametrize("start, calls", {"new": 5, "own": 6, "known": 6, "resumed": 8, "longer": 8}.items())
 def test_a_whole_run(comm, shared_tmp, monkeypatch, start, calls):
     """A network of one's own takes two calls more; a resume four: what folders have, a valid file, its values, and the
     record. The network's file takes four calls after an evaluation."""
