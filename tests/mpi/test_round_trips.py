@@ -64,11 +64,14 @@ def test_a_whole_network_begins_without_messages(comm, method):
                 assert torch.equal(other.method.subnet.tensors[name], values), name
 
 
-def test_small_parameters_are_gathered_together(comm):
-    """A message has all of one dtype, and each whole parameter is that of a message of its own."""
+@pytest.mark.parametrize("bucket, calls", [(2**24, 1), (64 * 13 * 8, 2)])
+def test_small_parameters_are_gathered_together(comm, monkeypatch, bucket, calls):
+    """A message has all of one dtype, and each whole parameter is that of a message of its own. A large one between
+    small ones does not divide them."""
+    monkeypatch.setattr("istmpi.engine.buckets._BUCKET", bucket)
     store = trained(comm)[0].store
-    gathered = {}
-    assert count_calls(comm, lambda: gathered.update(store.gather(store.parameters, comm))) == 1
+    gathered, (large, small, *others) = {}, store.parameters
+    assert count_calls(comm, lambda: gathered.update(store.gather([small, large, *others], comm))) == calls
     assert all(torch.equal(values, store.whole(name, comm)) for name, values in gathered.items())
 
 
