@@ -13,7 +13,7 @@ from istmpi.checkpoint.folder import (
     remove_leftovers,
 )
 from istmpi.checkpoint.initial import begin_with
-from istmpi.checkpoint.parts import Copy, is_round_of_parts
+from istmpi.checkpoint.parts import Copy
 from istmpi.checkpoint.search import find_newest_valid, reach
 from istmpi.checkpoint.streamed import begin_with_function
 from istmpi.comm import Communicator, HangWatch
@@ -148,7 +148,7 @@ def open_run(
         folder = keeper.folder
         stops.look_in(folder.path, stop)
         hang_watch.follow_run(folder.path, stop.wished, tell)
-        start = _find_start(folder, resume, communicator, note, at_the_end)
+        start = _find_start(keeper, resume, communicator, at_the_end)
         training = begin(stop, start)
         at_the_end.callback(training.close)
         yield from _open_record(training, start, keeper, watch, hang_watch, at_the_end)
@@ -259,33 +259,26 @@ def _describe_unused(training: Training) -> list[str]:
 
 
 def _find_start(
-    folder: RunFolder,
-    resume: str,
-    communicator: Communicator,
-    note: Callable[[str], None],
-    at_the_end: ExitStack,
+    keeper: FolderKeeper, resume: str, communicator: Communicator, at_the_end: ExitStack
 ) -> Copy | None:
     """Return the checkpoint from which a run resumes; None for a new run. Collective."""
     if not resume:
         return None
-    start = _choose_start(folder, resume, communicator, note)
+    start = _choose_start(keeper, resume, communicator)
     if start:
         at_the_end.callback(start.discard)
     return start
 
 
-def _choose_start(
-    folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]
-) -> Copy | None:
+def _choose_start(keeper: FolderKeeper, resume: str, communicator: Communicator) -> Copy | None:
     path = Path(resume)
-    room = folder.path / FOLDER
-    is_named = is_round_of_parts(path) or not path.is_dir()
+    room = keeper.folder.path / FOLDER
     # A checkpoint that is named is taken or refused; of a folder, the newest that is valid.
+    if keeper.names_checkpoint:
+        return reach(path, communicator, keeper.note, room)
     if resume == "auto":
-        path = folder.path
-    elif communicator.broadcast_from_root(is_named):
-        return reach(path, communicator, note, room)
-    start = find_newest_valid(path, communicator, note, room)
+        path = keeper.folder.path
+    start = find_newest_valid(path, communicator, keeper.note, room)
     # All ranks have searched the same list.
     if start is None and resume != "auto":
         error = DataError(f"--resume {resume} has no checkpoint.")

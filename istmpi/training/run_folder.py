@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from istmpi.checkpoint.folder import list_checkpoints, set_aside
-from istmpi.checkpoint.parts import Copy
+from istmpi.checkpoint.parts import Copy, is_round_of_parts
 from istmpi.checkpoint.saver import prepare_folder
 from istmpi.checkpoint.sight import Place, Probe, find_probe, leave_probe
 from istmpi.checkpoint.writers import choose
@@ -25,6 +26,14 @@ from istmpi.training.run_record import write_settings
 
 _SLOT = 2**10
 """Bytes of the message with a folder and the outline of data: enough for paths of usual length."""
+
+
+class Choice(NamedTuple):
+    """The folder of a run, and whether it resumes from a checkpoint that is named."""
+
+    folder: RunFolder
+    names_checkpoint: bool
+    """False if the newest valid checkpoint of a folder is meant, or none."""
 
 
 class FolderKeeper:
@@ -50,30 +59,32 @@ class FolderKeeper:
         self.place = Place(keeps=communicator.rank == 0)
         self._lock: FolderLock | None = None
         self._resumes = bool(resume)
-        self.folder = self._agree_on_folder(partial(self._choose, run, resume), opening)
+        self.folder, self.names_checkpoint = self._agree(
+            partial(self._choose, run, resume), opening
+        )
 
-    def _agree_on_folder(
-        self, choose: Callable[[], RunFolder], opening: Opening | None
-    ) -> RunFolder:
+    def _agree(self, choose: Callable[[], Choice], opening: Opening | None) -> Choice:
         communicator = self._communicator
         # Rank 0 chooses, because a folder may look free to some ranks only.
         if opening is None:
             return ask_root(communicator, choose)
-        folder: RunFolder | None = None
+        choice: Choice | None = None
         with communicator.agreed(_SLOT) as agreement:
             if communicator.rank == 0:
-                folder = choose()
-            agreement.value = folder, opening.open()
-        folders, opening.by_rank = zip(*agreement.by_rank, strict=True)
-        folder, *_ = folders
-        assert folder is not None, "rank 0 has chosen"
-        return folder
+                choice = choose()
+            agreement.value = choice, opening.open()
+        choices, opening.by_rank = zip(*agreement.by_rank, strict=True)
+        choice, *_ = choices
+        assert choice is not None, "rank 0 has chosen"
+        return choice
 
-    def _choose(self, run: Run, resume: str) -> RunFolder:
+    def _choose(self, run: Run, resume: str) -> Choice:
         self.folder = RunFolder.choose(run.output.folder, run.name, resume)
         if self.folder.path.exists():
             self._take_lock(self._resumes)
-        return self.folder
+        path = Path(resume)
+        of_a_folder = path.is_dir() and not is_round_of_parts(path)
+        return Choice(self.folder, resume not in ("", "auto") and not of_a_folder)
 
     def holds_summary(self, counts: Counts) -> bool:
         """Return True if the folder has the summary of a run that ended with these counts."""

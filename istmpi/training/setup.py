@@ -16,6 +16,7 @@ from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
 from istmpi.devices import choose_device, choose_threads, find_place
 from istmpi.engine.replica_group import ReplicaGroup, join_group
+from istmpi.errors import IstmpiError
 from istmpi.evaluation.further import require_further
 from istmpi.methods import limits
 from istmpi.methods.group_limits import require_groups, require_no_groups
@@ -42,6 +43,8 @@ class Setup:
     lost it."""
     examples_of_program = 0
     """The examples of the rank that has most, in a program's run that is measured in epochs."""
+    _fault: IstmpiError | None = None
+    """Why the checkpoint could not be read when epochs were counted."""
     group: ReplicaGroup | None = None
     """The replica group of this process, if it has several members."""
 
@@ -160,8 +163,12 @@ class Setup:
         self.most_examples[0] = examples
         # The rounds of a run without epochs do not depend on them: `_recall_examples` is enough.
         if start and not self._is_in_rounds(data):
-            with self.communicator.agreed(), open_checkpoint(start) as checkpoint:
-                self.most_examples = recall_most_examples(checkpoint, run.data, data, examples)
+            # All ranks have just read this file: a fault can wait for the agreement on the plan.
+            try:
+                with open_checkpoint(start) as checkpoint:
+                    self.most_examples = recall_most_examples(checkpoint, run.data, data, examples)
+            except IstmpiError as error:
+                self._fault = error
         self.run = with_rounds(run, self.most_examples)
 
     def _is_in_rounds(self, data: Dataset) -> bool:
@@ -176,6 +183,8 @@ class Setup:
 
     def _plan(self, data: Dataset) -> None:
         """Plan the methods and image sizes of all rounds, and check that all can be trained."""
+        if self._fault:
+            raise self._fault
         run = self.run
         self.course = run.course(self.most_examples)
         self._sides = find_sides(run, data, self.course)

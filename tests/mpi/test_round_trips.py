@@ -66,8 +66,7 @@ def test_a_whole_network_begins_without_messages(comm, method):
 
 @pytest.mark.parametrize("bucket, calls", [(2**24, 1), (64 * 13 * 8, 2)])
 def test_small_parameters_are_gathered_together(comm, monkeypatch, bucket, calls):
-    """A message has all of one dtype, and each whole parameter is that of a message of its own. A large one between
-    small ones does not divide them."""
+    """A message has all of one dtype. A large parameter that lies between small ones does not divide them."""
     monkeypatch.setattr("istmpi.engine.buckets._BUCKET", bucket)
     store = trained(comm)[0].store
     gathered, (large, small, *others) = {}, store.parameters
@@ -91,7 +90,7 @@ def test_what_is_sent_is_counted_for_its_purpose(comm):
 
 
 def test_a_checkpoint(comm, shared_tmp):
-    """One call brings checksums, one the layout; two say that parts and name are there. Resumes agree once."""
+    """Checksums with leave to save, the layout, all parts, the name: a call each. To resume is one."""
     training, _ = trained(comm, method__name="local-sgd")
     header, pieces = training.state()
     path = shared_tmp / "network.h5"
@@ -102,28 +101,29 @@ def test_a_checkpoint(comm, shared_tmp):
 
 @pytest.mark.parametrize("method", ["local-sgd", "ist"])
 def test_the_state_of_an_evaluated_network(comm, method):
-    """Rank 0 still has the weights that it scored. A process alone takes its weights again, and adds up logits."""
+    """Rank 0 still has the weights that it scored; a process alone takes its weights again, and adds up logits."""
     training, _ = trained(comm, method__name=method)
     assert count_calls(comm, lambda: training.collect_state(calibrated=True)) == 0 or comm.size == 1
 
 
 @pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("start, calls", {"new": 5, "own": 6, "known": 6, "resumed": 8, "longer": 8}.items())
-def test_a_whole_run(comm, shared_tmp, monkeypatch, start, calls):
-    """A network of one's own takes two calls more; a resume four: what folders have, a valid file, its values, and the
-    record. The network's file takes four calls after an evaluation."""
+@pytest.mark.parametrize("start", ["new", "own", "known", "resumed", "longer", "named", "epochs"])
+def test_a_whole_run(comm, shared_tmp, monkeypatch, start):
+    """One's own network takes a call more, a resume three: what folders have, a valid file, its values; saving four."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared_tmp / "cache"))
-    name = {"model__name": f"{inspect.getfile(Steps)}:Steps"} if start in ("own", "known") else {}
-    again = start in ("resumed", "longer")
-    run = (own_run if name else small_run)(output__folder=str(shared_tmp / "run"), checkpoint__every=2 * again, **name)
+    own, again = start in ("own", "known"), start not in ("new", "own", "known")
+    run = own_run(model__name=f"{inspect.getfile(Steps)}:Steps") if own else small_run()
+    run = run.override({"output.folder": str(shared_tmp / "run"), "checkpoint.every": 2 * again})
     if again or start == "known":
-        run_training(run.override({"output.folder": str(shared_tmp / "before")} if name else {}), comm)
-        if start == "resumed":
+        run_training(run.override({"output.folder": str(shared_tmp / "before")} if own else {}), comm)
+        if start in ("resumed", "named"):
             on_root(comm, (shared_tmp / "run/network.h5").unlink)
         comm.members = None  # as in another job
         comm.ledger.begin_anew()
-    run_training(run.override({"train.rounds": 6 if start == "longer" else 4}), comm, resume="auto" * again)
-    assert comm.ledger.sent[START].calls == calls and (again or comm.ledger.sent[SAVING].calls == 4)
+    resume = {"named": str(shared_tmp / "run/checkpoints/round-00000002.h5")}.get(start, "auto") if again else ""
+    length = {"longer": {"train.rounds": 6}, "epochs": {"train.epochs": 0.3}}.get(start, {})
+    run_training(run.override(length), comm, resume=resume)
+    assert comm.ledger.sent[START].calls == 5 + own + 3 * again and (again or comm.ledger.sent[SAVING].calls == 4)
 
 
 @pytest.mark.parametrize("examples, most", [(40, 9), (2**15, 41)])
