@@ -128,8 +128,7 @@ def open_run(
 
     ``begin`` also gets the checkpoint from which the run will resume. The record is None if nothing
     is left to do. A DivergedError is raised after the last finite network is saved. ``membership``:
-    this leader's place in a job of replica groups. ``opening``: the data that ``begin`` uses, which
-    are opened here.
+    this leader's place in a job of replica groups. ``opening``: the data of ``begin``.
     """
     watch = watch or Watch()
     note, tell = _choose_voices(watch, communicator.rank)
