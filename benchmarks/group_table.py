@@ -57,7 +57,7 @@ def run():
     job = istmpi.Distributed(Net, {{}}, example=x[:9], **settings | dict(method="{method}"), optimizer=make)
     for round in job.rounds({rounds}, folder="{folder}", resume="auto"):
         for a, b in round.take(DataLoader(kept, batch_size=9, shuffle=True)):
-            round.step(torch.nn.functional.cross_entropy(round.module(a), b))
+            round.step(torch.nn.functional.cross_entropy(round.outputs(round.module(a)), b))
         job.evaluate(accuracy, DataLoader(data, batch_size=7))
 
 try:
@@ -68,8 +68,8 @@ except istmpi.ConfigError as error:
 """
 COLUMNS = ("train", "resume", "stop", "kill", "evaluate")
 MANY = 10**6
-ROUNDS = 2
-"""Of each part of a run that is disturbed."""
+NOT_STARTED = dict.fromkeys(("stop", "kill"), "not started")
+ROUNDS = 2  # of each part of a run that is disturbed
 SECONDS = 900
 NOTES = """Two groups of two processes (`--group-size 2`), tiny networks in double precision. Images are normalised over
 the whole batch of a group (`train.sync_batch_norm`).
@@ -80,7 +80,7 @@ the whole batch of a group (`train.sync_batch_norm`).
   of an undisturbed run.
 - *evaluate*: the largest difference of a score, beside two ranks and, except of own loops, beside `istmpi evaluate` on
   four ranks.
-- A refused run was trained by two ranks, groups were asked to resume it, and four ranks to evaluate it."""
+- A refused run: two ranks trained it, groups were asked to resume it, and four ranks to evaluate it."""
 
 
 @dataclass
@@ -99,8 +99,9 @@ class Cell:
         """The words of istmpi, or the code of a program, that start or resume the run in a folder."""
         out = self.folder / place
         if self.kind == LOOP:
-            code = group_programs.HEAD + PROGRAM
-            return code.format(method=self.method, rounds=rounds, folder=out, size=group_size)
+            return (group_programs.HEAD + PROGRAM).format(
+                method=self.method, rounds=rounds, folder=out, size=group_size
+            )
         settings = {
             **self.settings,
             "method.name": self.method,
@@ -146,6 +147,13 @@ class Series:
         text = "".join(self._read(number, rank, "stderr") for rank in range(self._ranks))
         return "\n".join(dict.fromkeys(text.splitlines()))
 
+    def refusal(self, number: int) -> str:
+        """The line with which all ranks refused a command; empty if it ran, or failed in another way."""
+        said = self.said(number)
+        if self.codes(number) != [2] * self._ranks or len(said.splitlines()) != 1:
+            return ""
+        return said.removeprefix("istmpi: ")
+
     def printed(self, number: int) -> str:
         return self._read(number, 0, "stdout")
 
@@ -170,9 +178,7 @@ def make_cells(folder: Path, method: str) -> list[Cell]:
     files = {name: str(folder / file) for name, file in names.items()}
     cells = []
     for kind, own in KINDS.items():
-        settings = {}
-        for name, value in own.items():
-            settings[name.replace("__", ".")] = files.get(value, value) if isinstance(value, str) else value
+        settings = {name.replace("__", "."): files.get(str(value), value) for name, value in own.items()}
         settings.pop("method.optimizer_state", None)
         cells.append(Cell(method, kind, settings, folder / method / kind))
     return cells
@@ -184,12 +190,9 @@ def find_refusals(cells: Sequence[Cell]) -> None:
         shutil.rmtree(cell.folder / "first", ignore_errors=True)
     series = run_series(cells[0].folder, 4, [cell.command("first", 1, 2) for cell in cells])
     for number, cell in enumerate(cells):
-        codes = series.codes(number)
-        said = series.said(number)
-        if codes == [2] * 4 and len(said.splitlines()) == 1:
-            cell.refusal = said.removeprefix("istmpi: ")
-        elif codes != [0] * 4:
-            cell.found["train"] = f"FAILS: {codes} {said}"
+        cell.refusal = series.refusal(number)
+        if not cell.refusal and series.codes(number) != [0] * 4:
+            cell.found["train"] = f"FAILS: {series.codes(number)} {series.said(number)}"
 
 
 def disturb(cell: Cell, killed: int) -> None:
@@ -226,9 +229,8 @@ def compare(cells: Sequence[Cell]) -> None:
     alone = run_series(cells[0].folder, 2, [cell.command("ranks", cell.rounds, 1) for cell in cells])
     commands = []
     for cell in cells:
-        commands.append(cell.command("disturbed", cell.rounds, 2))
-        commands.append(cell.command("whole", cell.rounds, 2))
-        commands.append(cell.evaluate("disturbed"))
+        runs = [cell.command(place, cell.rounds, 2) for place in ("disturbed", "whole")]
+        commands += [*runs, cell.evaluate("disturbed")]
     series = run_series(cells[0].folder, 4, commands)
     for number, cell in enumerate(cells):
         said = [alone.said(number), *(series.said(3 * number + step) for step in range(3))]
@@ -251,21 +253,19 @@ def compare(cells: Sequence[Cell]) -> None:
 def resume_refused(cells: Sequence[Cell]) -> None:
     """Train refused cells on two ranks, if ranks can, and ask groups to resume and processes to evaluate them."""
     ranks = run_series(cells[0].folder, 2, [cell.command("ranks", 1, 1) for cell in cells])
-    commands = []
-    for cell in cells:
-        commands.append(cell.command("ranks", 2, 2))
-        commands.append(cell.evaluate("ranks"))
+    commands = [words for cell in cells for words in (cell.command("ranks", 2, 2), cell.evaluate("ranks"))]
     series = run_series(cells[0].folder, 4, commands)
     for number, cell in enumerate(cells):
-        line = series.said(2 * number).removeprefix("istmpi: ")
-        same = "refused alike" if line == cell.refusal else f"FAILS: {line}"
-        cell.found = {"train": "refused", "resume": same, "stop": same, "kill": same}
-        if any(ranks.codes(number)):
+        same = series.refusal(2 * number) == cell.refusal
+        cell.found["train"] = "refused"
+        cell.found["resume"] = "refused alike" if same else f"FAILS: {series.said(2 * number)}"
+        codes = ranks.codes(number) + series.codes(2 * number + 1)
+        if ranks.refusal(number):
             cell.found["evaluate"] = "refused for ranks, too"
-        elif cell.kind == LOOP:
-            cell.found["evaluate"] = same
+        elif codes != [0] * 6:
+            cell.found["evaluate"] = f"FAILS: {codes} {ranks.said(number)} {series.said(2 * number + 1)}"
         else:
-            cell.found["evaluate"] = "runs" if not any(series.codes(2 * number + 1)) else series.said(2 * number + 1)
+            cell.found["evaluate"] = "in its own loop" if cell.kind == LOOP else "runs"
 
 
 def read_weights(out: Path) -> dict[str, np.ndarray]:
@@ -282,8 +282,8 @@ def measure(one: Path, other: Path) -> float:
 
 def last_scores(out: Path) -> dict[str, float]:
     *_, last = (out / "metrics.jsonl").read_text().splitlines()
-    names = re.compile("(score|loss|accuracy)$")
-    return {name: float(value) for name, value in json.loads(last).items() if names.search(name) and value is not None}
+    scores = {name: value for name, value in json.loads(last).items() if re.search("(score|loss|accuracy)$", name)}
+    return {name: float(value) for name, value in scores.items() if value is not None}
 
 
 def fill(folder: Path, method: str) -> None:
@@ -293,7 +293,6 @@ def fill(folder: Path, method: str) -> None:
     training = [cell for cell in cells if not cell.refusal and not cell.found]
     for number, cell in enumerate(training):
         disturb(cell, number % 4)
-        print(cell.method, cell.kind, cell.rounds, cell.found, file=sys.stderr, flush=True)
     if training:
         compare(training)
     resume_refused([cell for cell in cells if cell.refusal])
@@ -316,9 +315,10 @@ def main(arguments: Sequence[str]) -> int:
     found = [options.cells / f"{method}.json" for method in METHODS]
     rows = [row for path in found if path.exists() for row in json.loads(path.read_text())]
     refused = sum(bool(row["the line of a refusal"]) for row in rows)
+    rows = [row | NOT_STARTED if row["the line of a refusal"] else row for row in rows]
     cells = f"{len(rows)} methods and kinds of data of {len(METHODS) * len(KINDS)}"
-    counts = f"{cells}: {len(rows) - refused} train in groups, and {refused} are refused."
-    report("groups-table", "Replica groups: each method on each kind of data", rows, f"{NOTES}\n\n{counts}")
+    notes = f"{NOTES}\n\n{cells}: {len(rows) - refused} train in groups, and {refused} are refused."
+    report("groups-table", "Replica groups: each method on each kind of data", rows, notes)
     return int(any("FAILS" in value for row in rows for value in row.values()))
 
 
