@@ -224,7 +224,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
     _introduced = False
 
     def begun(self, turn: Turn, number: int, count: int) -> None:
-        self._heading = f"{number}/{count} {turn.name}, seed {turn.run.train.seed}"
+        self._heading = f"{number}/{count} {turn.name}, seed {turn.seed}"
         self._console.print(plain(self._heading, "bold"))
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from istmpi.cli.networks import describe_run
 from istmpi.cli.output import print_json, wide_console
+from istmpi.comm.launcher import on_this_host, rank_variable, read_launcher
 from istmpi.config import Run, Train
 from istmpi.config.method_settings import EVEN_DEAL
 from istmpi.cost import Cost, cost, run_bytes
@@ -21,9 +22,13 @@ from istmpi.network.architecture import Architecture
 from istmpi.report import tables
 
 
-def show(run: Run, ranks: int, cluster: str | None = None, as_json: bool = False) -> None:
-    """Print the plan of a run on ``ranks`` ranks, with its seconds on a ``cluster``, or print it as
-    JSON."""
+def show(
+    run: Run, ranks: int | None = None, cluster: str | None = None, as_json: bool = False
+) -> None:
+    """Print the plan of a run on ``ranks`` ranks, by default those of the job or 4, with its
+    seconds on a ``cluster``; or print it as JSON."""
+    if ranks is None:
+        run, ranks = _find_ranks(run)
     if cluster is not None:
         require_size(run.train.group_size)
     planned = describe_run(run, None, ranks=ranks)
@@ -46,6 +51,15 @@ def show(run: Run, ranks: int, cluster: str | None = None, as_json: bool = False
     tables.plan(wide_console(), run, network, figures)
     for line in initial:
         print(one_line(line))
+
+
+def _find_ranks(run: Run) -> tuple[Run, int]:
+    """Return the run with the size of its replica groups, and the number of ranks in this job."""
+    if not rank_variable():
+        return run, 4
+    if not run.train.group_size:
+        run = run.override({"train.group_size": on_this_host()[1]})
+    return run, max(read_launcher()[1] // run.train.group_size, 1)
 
 
 def _count_group(run: Run, network: Architecture, data: Dataset | None, first: Cost) -> GroupCost:

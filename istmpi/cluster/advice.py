@@ -47,8 +47,8 @@ class Choice:
 
     @cached_property
     def cost(self) -> Cost:
-        run = self.scenario.run.override({"method.local_steps": self.local_steps})
-        return replace(self.scenario, run=run).cost(self.method, self.ranks)
+        scenario = self.scenario.override({"method.local_steps": self.local_steps})
+        return scenario.cost(self.method, self.ranks)
 
     @cached_property
     def seconds(self) -> float:
@@ -88,7 +88,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
             f"Run one process: {in_seconds(alone)} an epoch. Up to {most_ranks} ranks reach less "
             "than half of their speed with each method."
         )
-        rows = _rows(scenario, 2, scenario.run.method.local_steps, best)
+        rows = _rows(scenario, 2, scenario.method.local_steps, best)
         return Advice(first=first, rows=rows, notes=notes)
     gigabytes = float(chosen.scenario.memory(chosen.cost).total / 1e9)
     share = float(chosen.cost.held.share_of_a_rank)
@@ -177,11 +177,9 @@ def _note_joint(chosen: Choice) -> Iterator[str]:
 def _note_experts(chosen: Choice) -> Iterator[str]:
     """Yield a note on experts by likelihood if each rank has text of its own, and units to hold."""
     scenario = chosen.scenario
-    is_local_text = scenario.run.data.placement == "local" and scenario.architecture.code.tokens
-    if not is_local_text or chosen.ranks > (scenario.most_ranks("ist") or 0):
+    if not scenario.has_own_texts or chosen.ranks > (scenario.most_ranks("ist") or 0):
         return
-    never_redealt = scenario.run.override({"method.redeal": 0.0})
-    stay = replace(scenario, run=never_redealt)
+    stay = scenario.override({"method.redeal": 0.0})
     experts = replace(chosen, scenario=stay, method="ist").cost
     sent = float(experts.round_bytes)
     bytes_sent = "nothing"
@@ -201,7 +199,7 @@ def _best_choices(scenario: Scenario, most_ranks: int) -> dict[str, Choice]:
     # 2, 4, 8 and so on: costs change little between neighbouring powers.
     counts = [2**power for power in range(1, most_ranks.bit_length())]
     best: dict[str, Choice] = {}
-    for method in dict.fromkeys([*FAITHFUL, scenario.run.method.name]):
+    for method in dict.fromkeys([*FAITHFUL, scenario.method.name]):
         if method not in METHODS or not scenario.can(method):
             continue
         allowed = [ranks for ranks in counts if scenario.allows(method, ranks)]
@@ -227,7 +225,7 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
     if not scenario.can("ist") or ranks > (scenario.most_ranks("ist") or 0):
         return
     for words, settings in CHEAPER.items():
-        yield f"ist{words}", "ist", replace(scenario, run=scenario.run.override(settings))
+        yield f"ist{words}", "ist", scenario.override(settings)
     full = scenario.architecture
     # As wide as the subnets of ist, to compare both at about the same cost of a step.
     dealt = find_method("ist").groups(scenario.run, full)

@@ -1,7 +1,7 @@
 """The cost of several methods at several numbers of ranks, as flat rows for tables, files and
 plots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,6 +10,7 @@ from istmpi.cluster.figures import Cluster
 from istmpi.cluster.group_time import time_rounds
 from istmpi.cluster.time import RoundTime, round_time
 from istmpi.config import Run
+from istmpi.config.learner import Method
 from istmpi.cost.counts import Memory
 from istmpi.cost.members import GroupCost, count_group
 from istmpi.cost.rivals import find_method
@@ -42,7 +43,21 @@ class Scenario:
     def __post_init__(self) -> None:
         members = self.run.train.group_size
         require_size(members)
-        require_groups(self.run.train, self.run.method.name, self.architecture, members)
+        require_groups(self.run.train, self.method.name, self.architecture, members)
+
+    @property
+    def method(self) -> Method:
+        """The settings of the run's method."""
+        return self.run.method
+
+    @property
+    def has_own_texts(self) -> bool:
+        """True if each rank has texts of its own."""
+        return self.run.data.placement == "local" and bool(self.architecture.code.tokens)
+
+    def override(self, settings: Mapping[str, Any]) -> "Scenario":
+        """Return the scenario with other settings."""
+        return replace(self, run=self.run.override(settings))
 
     def cost(self, method: str, ranks: int) -> Cost:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
@@ -84,7 +99,7 @@ class Scenario:
         spec = find_method(method)
         if not is_divisible(self.run.train, method, self.architecture):
             return False
-        if not spec.deals or self.run.method.partition == ():
+        if not spec.deals or self.method.partition == ():
             return True
         return bool(spec.groups(self.run, self.architecture))
 

@@ -13,6 +13,7 @@ import torch
 from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import restore_frozen
+from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.data.callable.source import is_function
 from istmpi.data.columns import Columns, keep_labels, place_columns
@@ -175,7 +176,7 @@ def open_fitting_data(
         _, *notes = data.assumed
         rows = f"all {len(data.test):,} rows of {path} are read as the training table was"
         return replace(data.with_normalisation(checkpoint.normalisation), assumed=(rows, *notes))
-    test = TestSplit(run.data.test, run.train.seed)
+    test = choose_test_split(run)
     data = open_dataset(source, rank, run.data.length, model or "", test=test)
     if "validation" not in data.splits:
         data = data.with_validation(run.data.validation, run.train.seed)
@@ -186,6 +187,11 @@ def open_fitting_data(
     data = data.with_normalisation(checkpoint.normalisation)
     # What was assumed about the run's own data was said in training.
     return replace(data, columns=columns, assumed=())
+
+
+def choose_test_split(run: Run) -> TestSplit:
+    """Return how a run chooses the test split of data that lack one."""
+    return TestSplit(run.data.test, run.train.seed)
 
 
 def _find_form(checkpoint: Checkpoint, path: Path) -> TableForm | None:

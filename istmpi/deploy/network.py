@@ -111,6 +111,11 @@ class CalibratedNetwork:
         return prod(self._header.data.shape)
 
     @property
+    def label_loss(self) -> str:
+        """The loss of sparse rows with several labels (train.multi_label_loss)."""
+        return self._header.run.train.multi_label_loss
+
+    @property
     def classifies_early(self) -> bool:
         """True if the network is a classifier with several outputs."""
         one_class = TASKS[self._header.data.task].one_class

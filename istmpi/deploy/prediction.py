@@ -226,7 +226,6 @@ def write_ranked_lines(
     blocks: Iterable[Ragged],
     labels: int,
     top: int,
-    loss: str,
     form: str,
 ) -> Iterator[str]:
     """Yield lines of each row's ``top`` labels with probabilities, the largest first.
@@ -243,7 +242,7 @@ def write_ranked_lines(
     for rows in blocks:
         for start in range(0, len(rows), step):
             part = rows.take(np.arange(start, min(start + step, len(rows))))
-            ranked, scores = _rank(network.compute_rows(part), top, loss)
+            ranked, scores = _rank(network.compute_rows(part), top, network.label_loss)
             numbers = range(number, number + len(part))
             yield _write_ranked(numbers, ranked, scores, form)
             number += len(part)

@@ -61,6 +61,10 @@ class Turn:
     run: Run
 
     @property
+    def seed(self) -> int:
+        return self.run.train.seed
+
+    @property
     def folder(self) -> Path:
         return Path(self.run.output.folder)
 

@@ -127,7 +127,7 @@ def test_it_predicts_what_it_ranks_first(comm, rows, shared_tmp):
     list(training.rounds())
     save(training, shared_tmp / "network.h5", calibrated=True)
     network = open_network(shared_tmp / "network.h5")
-    lines = "".join(write_ranked_lines(network, read_rows(rows, FEATURES), LABELS, 3, "softmax", "jsonl")).splitlines()
+    lines = "".join(write_ranked_lines(network, read_rows(rows, FEATURES), LABELS, 3, "jsonl")).splitlines()
     split = training.dataset.test
     weights = {name: torch.from_numpy(values) for name, values in whole(training).items() if "/" not in name}
     x, _ = dense(split, np.arange(len(split)))

@@ -181,7 +181,7 @@ def _cluster(parameters: Mapping[str, Any]) -> Cluster:
 
 def _methods(compare: str | None, scenario: Scenario) -> list[str]:
     """Return the methods to compare. Raises ConfigError for one that the network cannot use."""
-    method_of_run = scenario.run.method.name
+    method_of_run = scenario.method.name
     if compare is None or compare == "all":
         named = [method_of_run]
     else:
@@ -202,7 +202,7 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
 
 
 def _ranks(text: str | None, scenario: Scenario) -> list[int]:
-    method = scenario.run.method.name
+    method = scenario.method.name
     shares = find_method(method).shares(scenario.run)
     if text is None:
         # A value for each rank says how many ranks there are.
@@ -293,7 +293,7 @@ def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str
             "Data parallel splits the batch among the ranks, as in the paper; in a RUN each rank "
             "takes a whole batch."
         )
-    if isinstance(scenario.run.method.shares, str):
+    if isinstance(scenario.method.shares, str):
         yield tables.CHANGING
     yield from _ends(scenario, methods, ranks)
     if scenario.architecture.inexact:

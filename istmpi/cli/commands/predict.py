@@ -283,10 +283,7 @@ def _rank_labels(request: _Request, trained: _Trained) -> Iterable[str]:
         trained.reading,
         lambda message: note(f"{message}."),
     )
-    loss = trained.run.train.multi_label_loss
-    return write_ranked_lines(
-        trained.network, rows, data.outputs, request.top or 5, loss, request.form
-    )
+    return write_ranked_lines(trained.network, rows, data.outputs, request.top or 5, request.form)
 
 
 def _predict_nodes(request: _Request, trained: _Trained) -> Iterable[str]:
@@ -333,7 +330,7 @@ def _predict_examples(request: _Request, trained: _Trained, notes: Notes) -> Ite
 
 def _read_examples(request: _Request, trained: _Trained, notes: Notes) -> Iterable[Block]:
     from istmpi.data.dense.predict import read_inputs
-    from istmpi.data.holdout import TestSplit
+    from istmpi.deploy.fitting import choose_test_split
 
     return read_inputs(
         request.source,
@@ -346,7 +343,7 @@ def _read_examples(request: _Request, trained: _Trained, notes: Notes) -> Iterab
         resize=request.resize,
         notes=notes,
         reading=trained.reading,
-        test=TestSplit(trained.run.data.test, trained.run.train.seed),
+        test=choose_test_split(trained.run),
         skipped=_note_skipped,
     )
 

@@ -17,7 +17,6 @@ from istmpi.cli.run_options import (
     run_and_folder,
     run_argument,
 )
-from istmpi.config import Run
 from istmpi.errors import DataError
 from istmpi.names import is_own
 
@@ -108,7 +107,9 @@ def command(
     if sync_checkpoints:
         assignments = (*assignments, "checkpoint.wait=true")
     if dry_run:
-        _plan(resolve(run, assignments, parameters), ranks, cluster, shown.as_json)
+        from istmpi.cli.plan import show
+
+        show(resolve(run, assignments, parameters), ranks, cluster, shown.as_json)
         return
 
     shown.begins("trains")
@@ -155,22 +156,6 @@ def command(
     # The other ranks have nothing to do.
     if predict is not None and display and display.ended:
         display.predicted(_predict(resolved.model.name, display.ended, predict))
-
-
-def _plan(run: Run, ranks: int | None, cluster: str | None, as_json: bool) -> None:
-    """Print what a run would cost on ``ranks``; by default on those of the job, or 4."""
-    from istmpi.cli.plan import show
-    from istmpi.comm import rank_variable, read_launcher
-    from istmpi.comm.launcher import on_this_host
-
-    # Inside a job, the plan is for its ranks.
-    if ranks is None:
-        ranks = 4
-        if rank_variable():
-            if not run.train.group_size:
-                run = run.override({"train.group_size": on_this_host()[1]})
-            ranks = max(read_launcher()[1] // run.train.group_size, 1)
-    show(run, ranks, cluster, as_json)
 
 
 def _predict(network: str, folder: Path, source: str) -> Path:
