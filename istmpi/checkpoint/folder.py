@@ -2,7 +2,6 @@
 those to keep."""
 
 import contextlib
-import dataclasses
 import re
 import shutil
 from collections.abc import Sequence
@@ -209,8 +208,6 @@ def _describe_run(header: Header) -> dict[str, Any]:
 
 def describe_contents(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the facts about a checkpoint's contents as a tree for JSON."""
-    header = checkpoint.header
-    values = {item.name: getattr(header, item.name) for item in dataclasses.fields(header)}
     parameters = []
     slots = []
     for tensor in checkpoint.tensors.values():
@@ -227,7 +224,7 @@ def describe_contents(checkpoint: Checkpoint) -> dict[str, Any]:
         "path": str(checkpoint.path),
         "format": FORMAT,
         "version": checkpoint.version,
-        "header": values | {"run": header.run.tree(), "data": dataclasses.asdict(header.data)},
+        "header": checkpoint.header.tree(),
         "parameters": parameters,
         "optimizer": slots,
         "own": [_describe_tensor(tensor) for tensor in checkpoint.own.values()],

@@ -126,6 +126,11 @@ class Header:
     """The training examples of the rank that has most, by the number of rounds done when it became
     so; empty if it has not changed since the start."""
 
+    def tree(self) -> dict[str, Any]:
+        """Return the header as a tree for JSON."""
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return values | {"run": self.run.tree(), "data": dataclasses.asdict(self.data)}
+
     @property
     def course(self) -> Course:
         if self.most_examples:
@@ -265,20 +270,15 @@ def _attributes(header: Header) -> dict[str, str | int | float]:
         "version": VERSION,
         "seed": header.run.train.seed,
     }
-    for item in dataclasses.fields(header):
-        value = getattr(header, item.name)
+    for name, value in header.tree().items():
         # No value equals `...`: attributes without such a default are always written.
-        if value == _LEFT_OUT.get(item.name, ...):
+        if value == _LEFT_OUT.get(name, ...):
             continue
-        if isinstance(value, Run):
-            value = value.tree()
-        elif isinstance(value, DataSummary):
-            value = dataclasses.asdict(value)
-            if not value["columns"]:
-                del value["columns"]
+        if name == "data" and not value["columns"]:
+            del value["columns"]
         if not isinstance(value, int | float):
             value = json.dumps(value)
-        attributes[item.name] = value
+        attributes[name] = value
     return attributes
 
 

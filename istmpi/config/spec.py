@@ -160,11 +160,8 @@ class MethodSpec:
 
     def shared(self, run: RunSettings, architecture: Architecture) -> list[str]:
         groups = self.groups(run, architecture)
-        return [
-            name
-            for name, parameter in architecture.parameters.items()
-            if not parameter.pattern.dealt(groups)
-        ]
+        parameters = architecture.parameters.items()
+        return [name for name, parameter in parameters if not parameter.pattern.dealt(groups)]
 
     def shares_by_ring(self, run: RunSettings, architecture: Architecture, ranks: int) -> bool:
         """Return True if undealt parameters stay on all ranks, which take their mean by a ring
@@ -252,6 +249,12 @@ class MethodSpec:
             return None
         return Largest(run.method.top, run.method.feedback)
 
+    def redeal(self, run: RunSettings) -> float:
+        """Return the fraction of a rank's units that others get in the next deal."""
+        if self.sums_outputs:
+            return 0.0
+        return run.method.redeal
+
     def deal(
         self,
         run: RunSettings,
@@ -262,9 +265,6 @@ class MethodSpec:
     ) -> Partition:
         """Return a round's deal, by default with the run's fixed shares. Raises ConfigError if it
         is impossible."""
-        redeal = run.method.redeal
-        if self.sums_outputs:
-            redeal = 0.0
         return Partition.draw(
             lengths=architecture.lengths,
             groups=self.groups(run, architecture),
@@ -272,7 +272,7 @@ class MethodSpec:
             seed=run.train.seed,
             round=round,
             shares=shares or self.shares(run),
-            redeal=redeal,
+            redeal=self.redeal(run),
             holders=self.holders(run),
         )
 

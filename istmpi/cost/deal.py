@@ -72,7 +72,7 @@ def expect_deal(spec: MethodSpec, run: Run, architecture: Architecture, ranks: i
         groups=spec.groups(run, architecture),
         cut=spec.cut(run, ranks),
         members=spec.members(run, ranks),
-        redeal=run.method.redeal,
+        redeal=spec.redeal(run),
     )
 
 

@@ -21,7 +21,7 @@ def moments_bytes(run: Run, architecture: Architecture, ranks: int) -> int | Non
     spec = find_method_spec(run.method.name)
     if not layers or ranks == 1 or not spec.groups(run, architecture):
         return 0
-    if architecture.blocks and run.method.redeal and not spec.sums_outputs:
+    if architecture.blocks and spec.redeal(run):
         return None
     deal = draw_route(run, architecture, ranks).deal(0)
     assert isinstance(deal, Partition), "units are dealt out"

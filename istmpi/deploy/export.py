@@ -7,7 +7,7 @@ import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -65,14 +65,14 @@ class Content:
 
         All except "format" are JSON.
         """
-        header = self.checkpoint.header
+        header = self.checkpoint.header.tree()
         values: dict[str, Any] = {
             "layers": [[layer.name, layer.kind, layer.settings] for layer in self.state.layers],
             "classes": self.checkpoint.classes,
-            "data": asdict(header.data),
-            "round": header.round,
-            "run": header.run.tree(),
-            "versions": dict(header.versions),
+            "data": header["data"],
+            "round": header["round"],
+            "run": header["run"],
+            "versions": header["versions"],
         }
         # A chain has its normalisation and rescaling as layers; a program has both in its graph.
         if of_state and not self.network.stages:
