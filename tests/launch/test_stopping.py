@@ -48,7 +48,9 @@ else:
     os.mkdir("there")
 os.chdir("there" if rank else "here")
 """
-GO = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)"
+GO = "import os, time\nwhile not os.path.exists('{}'): time.sleep(0.02)"
+READY = f"import istmpi.training.run\n{GO.format('file/metrics.jsonl')}"
+"""A job's imports take seconds, in which the run of others would train."""
 
 
 def listening(process):
@@ -79,7 +81,9 @@ def said(series, folder):
         "elsewhere": ELSEWHERE,
         "not seen": ["train", "--resume", "run"],
     }
-    runs = series(2, folder, runs)
+    alone = {"ready": READY, "beside": file, "go": GO.format("go"), "again": file}
+    alone |= {"removed": "import os; os.remove('file/STOP')", "on": file}
+    runs, alone = series(2, folder, runs), series(1, folder, alone)
     wait_for_rounds(folder / "one", 3, runs.job)
     ranks = runs.job.ranks
     listens = [listening(process) for process in (runs.job.process.pid, *ranks)]
@@ -88,8 +92,6 @@ def said(series, folder):
     for rank in ranks:
         os.kill(rank, signal.SIGINT)
     wait_for_rounds(folder / "file", 3, runs.job)
-    alone = {"beside": file, "go": GO, "again": file, "removed": "import os; os.remove('file/STOP')", "on": file}
-    alone = series(1, folder, alone)
     alone.wait("beside")
     (folder / "file" / "STOP").touch()
     runs.wait("file")

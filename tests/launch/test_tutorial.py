@@ -35,7 +35,6 @@ def test_every_file_and_every_command_of_the_tutorial(series, tmp_path):
     images, prepare, model, train, until, touch, wait, remove, *others = page
     again, evaluate, predict, head, export, use, compare = others
     assert (train[-1], wait, head) == ("&", "wait", "head -5 crosses.csv")
-
     steps = {line: step_of(line) for line in page if "istmpi" in line or "python" in line}
     steps[compare] += ["--rounds", 2, "--evaluate-every", 1]
 

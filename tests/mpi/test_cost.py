@@ -10,7 +10,7 @@ from replay_cases import GCN, OTHERS, TEXT, TRANSFORMER, XC
 from replaying import run_of
 from small import own_run, small_run
 
-from istmpi.cluster import links, measure, timing, transfers
+from istmpi.cluster import alone, links, measure, timing, transfers
 from istmpi.cluster.time import round_time
 from istmpi.config.methods import METHODS
 from istmpi.cost import cost, round_bytes
@@ -136,6 +136,7 @@ def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
 def quick(monkeypatch):
     monkeypatch.setattr(transfers, "TRANSFER_WIDTHS", (32, 64))
     monkeypatch.setattr(links, "MESSAGE_BYTES", (2**10, 2**14))
+    monkeypatch.setattr(alone, "REPEATS", 1)
     return monkeypatch
 
 

@@ -21,11 +21,9 @@ def run_folder(checkpoints, tmp_path):
     return tmp_path / "run"
 
 
-def test_ls_lists_what_can_be_opened_for_people_and_for_programs(istmpi_command, run_folder):
+def test_ls_lists_what_can_be_opened_for_people_and_for_programs(istmpi_command, answer, run_folder):
     (run_folder / "checkpoints/round-00000002.h5").write_text("no HDF5")
-    code, out, err = istmpi_command("checkpoint", "ls", run_folder)
-    assert code == 0 and err == ""
-    lines = out.splitlines()
+    lines = answer("checkpoint", "ls", run_folder).splitlines()
     listed = [f"checkpoints/round-0000000{number}.h5" for number in (1, 2, 3)]
     assert [line.split()[0] for line in lines[1:]] == [*listed, "network.h5"]
     assert "2 of 3" in lines[1] and lines[1].split("  ")[2].strip() == "6"

@@ -80,13 +80,11 @@ def test_of_many_ways_to_read_the_axes_of_a_width_that_is_alone_one_is_enough(mo
     assert str(found.parameters["layers.5.weight"]) == "24 (expand 24) 1 1"
 
 
-def test_the_command_tells(istmpi_command):
+def test_the_command_tells(answer):
     words = "model", f"{FILE}:Convolutional", "--shape", "3x16x16", "--outputs", "10", "--set", "model.hidden=32"
-    code, out, err = istmpi_command(*words)
-    assert (code, err) == (0, "") and "hidden (channels2 16)" in out and "64 x (9 channels1) x channels2" in out
-    code, out, err = istmpi_command(*words, "--json", "--ranks", "2,64")
-    facts = json.loads(out)
-    assert (code, err) == (0, "")
+    out = answer(*words)
+    assert "hidden (channels2 16)" in out and "64 x (9 channels1) x channels2" in out
+    facts = json.loads(answer(*words, "--json", "--ranks", "2,64"))
     assert facts["settings"] == {"channels": [16, 32], "hidden": 32}
     assert facts["held"]["64"] is None and facts["held"]["2"] < facts["elements"]
     assert facts["flops_of_held"]["64"] is None and facts["flops_of_held"]["2"] < facts["flops"]
@@ -96,13 +94,12 @@ def test_the_command_tells(istmpi_command):
     assert facts["flops"] == sum(one["flops"] + one["backward_flops"] for one in facts["operators"])
 
 
-def test_the_network_of_an_own_loop_takes_the_inputs_of_its_batches(istmpi_command, refusal, tmp_path):
+def test_the_network_of_an_own_loop_takes_the_inputs_of_its_batches(istmpi_command, answer, refusal, tmp_path):
     file = tmp_path / "loop.py"
     file.write_text("import torch\nfirst = (torch.zeros(6, 5), torch.zeros(6, 5))\nsecond = lambda: first\nnone = 3\n")
     words = "model", f"{FILE}:TwoTowers", "--set", "model.features=5", "--json"
     for name in "first", "second":
-        code, out, err = istmpi_command(*words, "--example", f"{file}:{name}")
-        assert (code, err) == (0, "") and json.loads(out)["shape"] == [5]
+        assert json.loads(answer(*words, "--example", f"{file}:{name}"))["shape"] == [5]
     for name, said in (
         ("none", "give the inputs of a batch"),
         ("third", "no third; known: first, none, second, torch"),
