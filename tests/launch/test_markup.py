@@ -71,9 +71,7 @@ class Net(nn.Module):
 """
 
 
-BRIEFLY = (
-    "from istmpi.cluster import alone, timing\ntiming.SECONDS, timing.TURN_SECONDS, alone.REPEATS = 0.001, 0.001, 1"
-)
+BRIEFLY = "from istmpi.cluster import alone, timing\nalone.REPEATS, timing.SECONDS, timing.TURN_SECONDS = 1, 0.01, 0.01"
 
 
 def commands_on_own_code(folder):
@@ -90,10 +88,7 @@ def commands_on_own_code(folder):
         (["runs", "du"], [seen]),
         (["checkpoint", "verify", saved], [seen]),
         (["evaluate", saved, *run[:4]], [score]),
-        (
-            "from istmpi.cluster import alone, timing\ntiming.SECONDS = timing.TURN_SECONDS = 0.001\nalone.REPEATS = 1",
-            [],
-        ),
+        (BRIEFLY, []),
         (["measure", *run[:4], "--out", f"{place}.json"], [f"{seen}.json"]),
         (["costmodel", *run[:4], "--cluster", f"{place}.json", "--advise"], []),
         (["model", "own.py:Net", "--data", run[1]], []),
