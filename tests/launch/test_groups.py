@@ -22,11 +22,24 @@ from istmpi.config.methods import METHODS
 from istmpi.methods.agreement import StepLosses
 
 pytestmark = pytest.mark.timeout(300)
-RUN = ["train", "--rounds", "3", "-q"]
+RUN = ["train", "--rounds", "3", "-q", "--set", "evaluate.every=2"]
 MLP = ["--hidden", "32,24", "--set", "model.norm=layer"]
-RUN += ["--set", "evaluate.every=2"]
+BLANK = ["--data", f"{FILE}:blank", "--model"]
+PART = ["--method", "fedavg", "--data", "two.npz", "--batch", "79", "--set", "method.fraction=0.5"]
 EXACT = ["--set", "model.dtype=float64"]
+
+
+def as_words(settings):
+    pairs = [(name.replace("__", "."), json.dumps(value)) for name, value in settings.items()]
+    return [word for name, value in pairs for word in ("--set", f"{name}={value}")]
+
+
+RESNET = {name: value for name, value in replay_cases.RESNET.items() if name.startswith("model")}
+TEXT = replay_cases.TRANSFORMER | {"data__source": "text.h5", "optimizer__name": "sgd"}
+MOMENTUM = {"optimizer__momentum": 0.9, "model__dtype": "float64"}
 CASES = {
+    "images": as_words(RESNET | MOMENTUM | {"train__sync_batch_norm": True}),
+    "text": as_words(TEXT | MOMENTUM),
     "ist, a tenth, Adam": ["--redeal", "0.1", "--optimizer", "adam", "--optimizer-state", "carry", *EXACT],
     "ist, full": ["--redeal", "1", "--set", "optimizer.momentum=0.9", *EXACT],
     "ist, never, parts that differ": ["--redeal", "0", "--batch", "31", *EXACT],
@@ -41,9 +54,7 @@ CASES = {
     "ist, shares": ["--set", "method.shares=[3,1]", "--redeal", "0.5", *EXACT],
     "masked targets": ["--data", f"{FILE}:blank", "--model", f"{FILE}:Pairs", "--batch", "5", *EXACT],
     "several losses": ["--data", f"{FILE}:blank", "--model", f"{FILE}:Named", "--batch", "7", *EXACT],
-    "unused parameters": [
-        *("--data", f"{FILE}:blank", "--model", f"{FILE}:Idle", "--optimizer", "adam", "--batch", "5", *EXACT)
-    ],
+    "unused parameters": [*BLANK, f"{FILE}:Idle", "--optimizer", "adam", "--batch", "5", *EXACT],
     "masked targets, default loss": ["--data", f"{FILE}:splits", "--model", f"{FILE}:Net", "--batch", "5", *EXACT],
     "admm, unused parameters": ["--method", "admm", "--data", f"{FILE}:blank", "--model", f"{FILE}:Idle", *EXACT],
     "easgd": ["--method", "easgd", "--set", "optimizer.momentum=0.9", *EXACT],
@@ -51,15 +62,10 @@ CASES = {
     "dynamic-averaging": ["--method", "dynamic-averaging", "--set", "method.threshold=1e-6", *EXACT],
     "streaming-diloco": ["--method", "streaming-diloco", "--set", "method.fragments=1", "--optimizer", "adamw", *EXACT],
     # A pass ends with one of 80 examples, and one of two ranks is drawn.
-    "fedavg": ["--method", "fedavg", "--data", "two.npz", "--batch", "79", "--set", "method.fraction=0.5", *EXACT],
-    "data-parallel, masked": [
-        *("--method", "data-parallel", "--data", f"{FILE}:blank", "--model", f"{FILE}:Named", "--batch", "3", *EXACT)
-    ],
+    "fedavg": [*PART, *EXACT],
+    "data-parallel, masked": ["--method", "data-parallel", *BLANK, f"{FILE}:Named", "--batch", "3", *EXACT],
     # Moments of a whole batch, of which a member may lack examples.
-    "batch normalisation": [
-        *("--method", "fedavg", "--data", "two.npz", "--batch", "79", "--set", "method.fraction=0.5"),
-        *("--hidden", "32,24", "--set", "train.sync_batch_norm=true", *EXACT),
-    ],
+    "batch normalisation": [*PART, "--hidden", "32,24", "--set", "train.sync_batch_norm=true", *EXACT],
     "SyncBatchNorm": ["--data", f"{FILE}:splits", "--model", f"{FILE}:Synchronised", "--batch", "9", *EXACT],
     "data-parallel": ["--method", "data-parallel", "--set", "optimizer.momentum=0.9", *EXACT],
     # Their curve needs all margins; a network that rank 0 alone evaluates, and one that all ranks have.
@@ -74,7 +80,7 @@ KINDS_OF_SCORES = ("score", "loss", "accuracy", "f1", "auc", "rmse", "r2")
 def describe(case):
     words = CASES[case]
     steps = [] if "fedavg" in words else ["--local-steps", "4"]
-    return [*RUN, *steps, *([] if {"--model", "--hidden"} & {*words} else MLP), *words]
+    return [*RUN, *steps, *([] if re.search("--model|--hidden|model.name", " ".join(words)) else MLP), *words]
 
 
 # All examples are a step's batch, whichever ranks draw them.
@@ -265,10 +271,8 @@ def every_kind(folder):
         steps = {} if method == "fedavg" else {"method__local_steps": 3}
         settings = {"evaluate__every": 9, **KINDS[kind], "train__rounds": 1, **steps}
         settings.pop("method__optimizer_state", None)
-        for name, value in settings.items():
-            value = files.get(value, value) if isinstance(value, str) else value
-            words += ["--set", f"{name.replace('__', '.')}={json.dumps(value)}"]
-        commands[method, kind] = words
+        named = {name: files.get(str(value), value) for name, value in settings.items()}
+        commands[method, kind] = [*words, *as_words(named)]
     return commands
 
 
