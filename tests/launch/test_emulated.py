@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from following import lines, wait_for_rounds, weights
+from following import lines, wait_for_more, weights
 from masked_data import FILE
 from patience import patient
 
@@ -20,9 +20,10 @@ WORDS = ["train", "--rounds", "3", "--local-steps", "5", "--set", "evaluate.ever
 GROUPS = ["--group-size", "2"]
 MOMENTUM = ["--method", "local-sgd", "--set", "optimizer.momentum=0.9"]
 UNEQUAL = ["--data", f"{FILE}:blank", "--model", f"{FILE}:Pairs", "--batch", "7"]
+IDLE = ["--data", f"{FILE}:blank", "--model", f"{FILE}:Idle", "--batch", "5"]
 OBSTACLE = obstacle()
 
-pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE or "none")
+pytestmark = [pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE or "none"), pytest.mark.timeout(300)]
 
 
 def run_on_cluster(environment, out, *options, words=()):
@@ -39,7 +40,8 @@ def count_frames(said):
     return {name: int(number) for number, name in re.findall(r"(\d+) ([a-z ]+)", frames)}
 
 
-COMMANDS = {name: [*WORDS, *GROUPS, *more] for name, more in {"a": MOMENTUM, "b": UNEQUAL, "plain": ()}.items()}
+CASES = {"a": MOMENTUM, "b": UNEQUAL, "c": IDLE, "plain": ()}
+COMMANDS = {name: [*WORDS, *GROUPS, *more] for name, more in CASES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +60,18 @@ def delayed(environment, folder):
 
 
 def test_a_delayed_network_loses_nothing_and_a_lossy_one_only_what_was_asked(environment, delayed, tmp_path):
-    """A round trip is never shorter than asked, and both networks train to the same losses."""
     said, losses, _ = delayed
     counts = count_frames(said)
     assert counts["lost"] == counts["overrun"] == 0 < counts["arrived"]
     assert counts["forwarded"] + counts["queue full"] <= counts["arrived"]
-    least = float(re.search(r"\(([\d.]+) to", said.splitlines()[0])[1])
-    assert least >= 32, said
+    # No round trip is shorter than asked.
+    assert float(re.search(r"\(([\d.]+) to", said.splitlines()[0])[1]) >= 32, said
     said, losses_with_loss = run_on_cluster(environment, tmp_path / "lossy", "--round-trip", "10ms", "--loss", "0.03")
     lossy = count_frames(said)
-    assert lossy["lost"] > 0 == lossy["overrun"]
-    assert losses_with_loss == losses
+    assert lossy["lost"] > 0 == lossy["overrun"] and losses_with_loss == losses
 
 
-def test_groups_on_two_hosts_compute_what_one_host_does_and_send_what_ranks_do(
-    environment, delayed, one_host, tmp_path
-):
+def test_groups_on_two_hosts_compute_what_one_does_and_send_what_ranks_do(environment, delayed, one_host, tmp_path):
     together, _ = run_on_cluster(environment, tmp_path / "groups", "--members", 2, words=GROUPS)
     of_ranks, _, ranks = delayed
     counters = [re.findall(r"^istmpi-test-\d +([\d.]+) +[\d.]+$", said, re.MULTILINE) for said in (together, of_ranks)]
@@ -86,22 +84,32 @@ def test_groups_on_two_hosts_compute_what_one_host_does_and_send_what_ranks_do(
     assert weights(one_host / "plain") == weights(tmp_path / "groups")
 
 
-def test_two_hosts_compute_what_one_does_and_name_a_stopped_member(one_host, series, tmp_path, monkeypatch):
+def test_two_hosts_compute_what_one_does_and_go_on_after_each_end_of_a_member(one_host, series, tmp_path, monkeypatch):
     cluster = Cluster("test")
-    commands = {name: [*COMMANDS[name], "--out", name] for name in ("a", "b")}
-    commands["stopped"] = [*WORDS, *GROUPS, "--rounds", 10**6, "--set", "comm.patience=3", "--out", "run"]
+    commands = {name: [*COMMANDS[name], "--out", name] for name in "abc"}
+    long = [*WORDS, "--rounds", 10**6, "--set", "comm.patience=3", "--set", "checkpoint.every=1", "--resume", "auto"]
+    ends = {name: [*long, "--out", "run", "--group-size", name[-1]] for name in ("as 2", "as 1", "killed 2")}
     with alone("test"):
         cluster.up(2, "1gbit")
         try:
             monkeypatch.setenv("MPIRUN", shlex.join(cluster.launcher(tmp_path, members=2)))
-            hosts = series(4, tmp_path, commands)
-            wait_for_rounds(tmp_path / "run", 3, hosts.job, timeout=120)
-            os.kill(hosts.job.ranks[3], signal.SIGSTOP)
-            result = hosts.job.end(90)
+            hosts = series(4, tmp_path, commands | ends)
+            for name in ("as 2", "as 1"):
+                wait_for_more(tmp_path / "run", hosts.job)
+                os.kill(hosts.job.ranks[3], signal.SIGTERM)
+                hosts.wait(name)
+            wait_for_more(tmp_path / "run", hosts.job)
+            os.kill(hosts.job.ranks[3], signal.SIGKILL)
+            assert hosts.job.end(90).returncode not in (0, 75)
+            last = series(4, tmp_path, {"stopped": ends["killed 2"]})
+            wait_for_more(tmp_path / "run", last.job)
+            os.kill(last.job.ranks[3], signal.SIGSTOP)
+            result = last.job.end(90)
         finally:
             cluster.down()
-    assert all(weights(one_host / name) == weights(tmp_path / name) for name in ("a", "b"))
-    said = hosts.outcome("stopped", ended=False)
+    assert all(weights(one_host / name) == weights(tmp_path / name) for name in "abc")
+    assert [hosts.outcome(name).returncode for name in ("as 2", "as 1")] == [75, 75]
+    said = last.outcome("stopped", ended=False)
     assert result.returncode == 76, (result, said)
     assert "a rank does not respond: process 3 (member 1 of rank 1) on istmpi-test-1" in said.errors[-1], said
 

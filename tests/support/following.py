@@ -16,6 +16,12 @@ def wait_for_rounds(folder, rounds, job, timeout=60, unlike=None):
         time.sleep(0.02)
 
 
+def wait_for_more(folder, job):
+    """Until a job has added rounds to those of the one before it."""
+    before = lines(folder)
+    wait_for_rounds(folder, len(before) + 2, job, timeout=120, unlike=before)
+
+
 def weights(folder):
     """Every parameter of a finished run, to the last bit."""
     with h5py.File(folder / "network.h5") as file:
