@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -96,6 +97,19 @@ def require_free(path: Path, force: bool) -> None:
         raise ConfigError(
             f"{path} exists. Replace it with --force, or choose another name with --out."
         )
+
+
+def require_room(path: Path) -> None:
+    """Raise OutputError if the folder of a file is not there, or takes no file.
+
+    A missing folder or permission is told now, not after the work whose result it is.
+    """
+    if not path.parent.is_dir():
+        raise OutputError(
+            f"{path}: cannot be written (the folder {path.parent} does not exist). Create it first."
+        )
+    with writing(path), tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def open_without_links(path: str, flags: int) -> int:

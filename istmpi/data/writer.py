@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 
-from istmpi.errors import ConfigError, OutputError
-from istmpi.files import name_at_last, temporary, writing
+from istmpi.errors import ConfigError
+from istmpi.files import name_at_last, require_room, temporary, writing
 from istmpi.foreign import printable
 from istmpi.hdf5 import CHECKSUMS, File, new_file, seal, set_attribute
 
@@ -163,11 +162,4 @@ def check_target(target: Path, force: bool) -> None:
         )
     if target.is_dir() or (target.exists() and not force):
         raise ConfigError(f"{target} exists. Replace it with --force, or choose another name.")
-    if not target.parent.is_dir():
-        raise OutputError(
-            f"{target}: cannot be written (the folder {target.parent} does not exist). Create it "
-            "first."
-        )
-    # A folder without room or permission fails now, not after hours of reading.
-    with writing(target), TemporaryFile(dir=target.parent):
-        pass
+    require_room(target)

@@ -9,6 +9,8 @@ import click
 
 from istmpi.cli.options import as_json, text
 from istmpi.cli.run_options import add_planning_options, resolve, run_argument
+from istmpi.errors import ConfigError
+from istmpi.files import require_room
 
 if TYPE_CHECKING:
     from istmpi.cluster.figures import Cluster
@@ -44,6 +46,10 @@ def command(
         from istmpi.cli.networks import describe_on_all_ranks
 
         resolved = resolve(run, assignments, parameters)
+        if communicator.rank == 0:
+            if Path(out).is_dir():
+                raise ConfigError(f"--out {out} is a folder. Give the name of a file.")
+            require_room(Path(out))
     planned = describe_on_all_ranks(resolved, layers, communicator)
     cluster = _measure(planned.run, planned.architecture, communicator)
     with communicator.agreed():
