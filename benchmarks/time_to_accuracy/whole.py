@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
+    options.cells.mkdir(parents=True, exist_ok=True)
     restore_cells(NAME, options.cells, options.results)
     if options.report:
         write_report(options.cells, options.results)
