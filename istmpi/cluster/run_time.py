@@ -70,20 +70,19 @@ def predict_run(
         of_rounds += rounds * time_rounds(run, architecture, cost, cluster).total
         of_rounds += _seconds_of_bytes(float(cost.start_bytes) / ranks, cluster)
     plan = plan_evaluation(run, architecture, data, ranks, ranks)
-    form = choose_form(run)
-    unknown = form != "merged" and not knows_outputs(run, architecture, data, plan)
+    unknown = choose_form(run) != "merged" and not knows_outputs(run, architecture, data, plan)
     if unknown or plan.sharded or plan.by_units or architecture.nodes[1]:
         return RunTime(rounds=of_rounds, evaluations=None, saving=None, saving_least=None)
     costs = {cost.method: cost for cost, _ in phases}
+    evaluations = _Evaluations(run, architecture, data, ranks, cluster, plan)
     of_evaluations = 0.0
     evaluated = list_evaluated(run, choose_interval(run, architecture, data, ranks))
     for phase in divide_by_method(run, evaluated):
         cost = costs[phase.run.method.name]
-        once = _predict_evaluation(run, architecture, data, cluster, cost, plan)
-        of_evaluations += len(phase.rounds) * once
+        of_evaluations += len(phase.rounds) * evaluations.predict(cost)
         if phase.is_handed_over:
-            of_evaluations += _predict_merged(run, architecture, data, cluster, cost, plan, True)
-    shortest, longest = _predict_save(form, architecture, data, ranks, cluster, plan)
+            of_evaluations += evaluations.predict_merged(cost, is_handed_over=True)
+    shortest, longest = evaluations.predict_save()
     return RunTime(
         rounds=of_rounds,
         evaluations=of_evaluations,
@@ -92,75 +91,135 @@ def predict_run(
     )
 
 
-def _predict_save(
-    form: str,
-    architecture: Architecture,
-    data: Dataset,
-    ranks: int,
-    cluster: Cluster,
-    plan: EvaluationPlan,
-) -> tuple[float | None, float | None]:
-    """Return the least and the most seconds of the save of the network; None if they are not
-    known. ``form``: that in which the network is scored."""
-    # The pass that chose the form has left its logits for the temperature.
-    is_known = ranks == 1 or (plan.on_one and form in ("merged", "best"))
-    if data.scoring.one_class and not is_known:
-        return None, None
-    seconds = CALLS * cluster.small_call(ranks) + cluster.save_seconds
-    if form == "merged" or not architecture.batch_norms:
-        return seconds, seconds
-    side_by_side = seconds + CALLS_OF_MOMENTS * cluster.small_call(ranks)
-    # Rank 0 has the moments of the full network.
-    if form == "best":
-        return seconds, side_by_side
-    return side_by_side, side_by_side
+@dataclass(frozen=True)
+class _Evaluations:
+    """The evaluations of a run as they are planned, and the save after the last one."""
 
+    run: Run
+    architecture: Architecture
+    data: Dataset
+    ranks: int
+    cluster: Cluster
+    plan: EvaluationPlan
 
-def _predict_evaluation(
-    run: Run,
-    architecture: Architecture,
-    data: Dataset,
-    cluster: Cluster,
-    last: Cost,
-    plan: EvaluationPlan,
-) -> float:
-    """Return the seconds of a planned evaluation after a round of the cost ``last``."""
-    form = choose_form(run)
-    if not last.groups:
-        # Each rank trains the whole network.
-        form = "merged"
-    seconds = 0.0
-    if form in ("merged", "best"):
-        seconds += _predict_merged(run, architecture, data, cluster, last, plan)
-    if form != "merged":
-        seconds += _predict_subnets(run, architecture, data, cluster, last, plan)
-    return seconds
+    def predict_save(self) -> tuple[float | None, float | None]:
+        """Return the least and the most seconds of the save of the network; None if they are not
+        known."""
+        ranks = self.ranks
+        form = choose_form(self.run)
+        # The pass that chose the form has left its logits for the temperature.
+        is_known = ranks == 1 or (self.plan.on_one and form in ("merged", "best"))
+        if self.data.scoring.one_class and not is_known:
+            return None, None
+        call = self.cluster.small_call(ranks)
+        seconds = CALLS * call + self.cluster.save_seconds
+        if form == "merged" or not self.architecture.batch_norms:
+            return seconds, seconds
+        side_by_side = seconds + CALLS_OF_MOMENTS * call
+        # Rank 0 has the moments of the full network.
+        if form == "best":
+            return seconds, side_by_side
+        return side_by_side, side_by_side
 
+    def predict(self, last: Cost) -> float:
+        """Return the seconds of an evaluation after a round of the cost ``last``."""
+        form = choose_form(self.run)
+        if not last.groups:
+            # Each rank trains the whole network.
+            form = "merged"
+        seconds = 0.0
+        if form in ("merged", "best"):
+            seconds += self.predict_merged(last)
+        if form != "merged":
+            seconds += self._predict_subnets()
+        return seconds
 
-def _predict_subnets(
-    run: Run,
-    architecture: Architecture,
-    data: Dataset,
-    cluster: Cluster,
-    last: Cost,
-    plan: EvaluationPlan,
-) -> float:
-    """Return the seconds that subnets side by side add to an evaluation: their passes over the
-    scored examples, and over the sample if its scores choose the form."""
-    sampled = count_sampled(run, architecture, data, last.ranks)
-    batch = run.evaluate.batch
-    scored = count_scored(run.evaluate, data, len(data.test))
-    passes = [len(part) for part in divide(batch, data, scored)]
-    if choose_form(run) == "best":
-        passes += [len(part) for part in divide(batch, data, sampled)]
-    sizes = [count_output_bytes(architecture, examples) for examples in passes]
-    travel_together = scores_together(run, architecture, data, last.ranks, plan)
-    seconds = _time_means(sizes, travel_together, last.ranks, cluster)
-    if architecture.batch_norms:
-        passes.append(sampled)
-    flops = sum(passes) * forward_flops(architecture, 1) / last.ranks
-    seconds += float(flops) / cluster.speed(range(1))
-    return seconds + len(passes) * len(architecture.operators) * cluster.product_seconds
+    def predict_merged(self, last: Cost, is_handed_over: bool = False) -> float:
+        """Return the seconds of an evaluation of the full network after a round of the cost
+        ``last``. ``is_handed_over``: True if owners alone have the newest values."""
+        ranks = self.ranks
+        cluster = self.cluster
+        plan = self.plan
+        seconds = 0.0
+        present: list[str] = []
+        if not is_handed_over:
+            present = last.spec.on_all_ranks(self.run, self.architecture, ranks)
+            if last.flush_bytes:
+                # Owners get the newest values in a transfer like those of a round.
+                seconds += _message_seconds(ranks, float(last.flush_bytes) / ranks, cluster)
+                seconds += cluster.transfer_seconds
+        if ranks > 1 and not set(self.architecture.parameters) <= set(present):
+            # All weights pass the link of rank 0, or each rank's part all links.
+            links = ranks
+            if plan.on_one:
+                links = 1
+            seconds += _message_seconds(ranks, self._count_gathered(present) / links, cluster)
+        seconds += self._time_passes()
+        if ranks == 1:
+            return seconds
+        calls = count_calls_of_moments(self.architecture, plan)
+        calls += count_calls_of_sums(self.data, plan)
+        # Rank 0 tells the sums of the score, or all ranks tell each other.
+        if plan.on_one:
+            seconds += _told_seconds(ranks, cluster)
+            calls -= 1
+        return seconds + calls * cluster.small_call(ranks)
+
+    def _predict_subnets(self) -> float:
+        """Return the seconds that subnets side by side add to an evaluation: their passes over the
+        scored examples, and over the sample if its scores choose the form."""
+        run = self.run
+        architecture = self.architecture
+        data = self.data
+        ranks = self.ranks
+        sampled = count_sampled(run, architecture, data, ranks)
+        batch = run.evaluate.batch
+        scored = count_scored(run.evaluate, data, len(data.test))
+        passes = [len(part) for part in divide(batch, data, scored)]
+        if choose_form(run) == "best":
+            passes += [len(part) for part in divide(batch, data, sampled)]
+        sizes = [count_output_bytes(architecture, examples) for examples in passes]
+        travel_together = scores_together(run, architecture, data, ranks, self.plan)
+        seconds = _time_means(sizes, travel_together, ranks, self.cluster)
+        if architecture.batch_norms:
+            passes.append(sampled)
+        flops = sum(passes) * forward_flops(architecture, 1) / ranks
+        seconds += float(flops) / self.cluster.speed(range(1))
+        return seconds + len(passes) * len(architecture.operators) * self.cluster.product_seconds
+
+    def _count_gathered(self, present: Sequence[str]) -> float:
+        """Return the bytes that all ranks send in an evaluation if every rank has the weights
+        ``present``. The plan is for those of the run's first method."""
+        spec = find_method_spec(self.run.method.name)
+        planned = spec.on_all_ranks(self.run, self.architecture, self.ranks)
+        share: float = self.ranks - 1
+        if self.plan.on_one:
+            share /= self.ranks
+        parameters = self.architecture.parameters
+        more = {name: parameters[name] for name in planned if name not in present}
+        fewer = {name: parameters[name] for name in present if name not in planned}
+        lengths = self.architecture.lengths
+        return self.plan.sent + share * (count_bytes(more, lengths) - count_bytes(fewer, lengths))
+
+    def _time_passes(self) -> float:
+        """Return the seconds of the passes of an evaluation of the full network."""
+        run = self.run
+        architecture = self.architecture
+        ranks = self.ranks
+        cluster = self.cluster
+        flops = count_evaluation_flops(run, architecture, self.data, ranks, self.plan)
+        passes = list_passes(run, architecture, self.data, ranks, ranks)
+        members = max(run.train.group_size, 1)
+        seconds = cluster.evaluation_seconds
+        if members > 1:
+            weights = count_bytes(architecture.parameters, architecture.lengths)
+            seconds += (members - 1).bit_length() * weights * cluster.inside.seconds_per_byte
+        if self.plan.on_one or ranks == 1:
+            values = count_values(architecture, passes)
+            seconds += cluster.evaluate_alone(float(flops) / members, values / members)
+        else:
+            seconds += float(flops) / members / cluster.speed(range(1))
+        return seconds + len(passes) * len(architecture.operators) * cluster.product_seconds
 
 
 def _time_means(sizes: Sequence[int], together: bool, ranks: int, cluster: Cluster) -> float:
@@ -173,85 +232,6 @@ def _time_means(sizes: Sequence[int], together: bool, ranks: int, cluster: Clust
         count = max(waits)
     moved = 2 * (ranks - 1) / ranks * sum(sizes)
     return count * link.latency + moved * link.seconds_per_byte
-
-
-def _predict_merged(
-    run: Run,
-    architecture: Architecture,
-    data: Dataset,
-    cluster: Cluster,
-    last: Cost,
-    plan: EvaluationPlan,
-    is_handed_over: bool = False,
-) -> float:
-    """Return the seconds of a planned evaluation of the full network after a round of the cost
-    ``last``. ``is_handed_over``: True if owners alone have the newest values."""
-    ranks = last.ranks
-    seconds = 0.0
-    present: list[str] = []
-    if not is_handed_over:
-        present = last.spec.on_all_ranks(run, architecture, ranks)
-        if last.flush_bytes:
-            # Owners get the newest values in a transfer like those of a round.
-            seconds += _message_seconds(ranks, float(last.flush_bytes) / ranks, cluster)
-            seconds += cluster.transfer_seconds
-    if ranks > 1 and not set(architecture.parameters) <= set(present):
-        # All weights pass the link of rank 0, or each rank's part all links.
-        links = ranks
-        if plan.on_one:
-            links = 1
-        nbytes = _count_gathered(run, architecture, ranks, plan, present)
-        seconds += _message_seconds(ranks, nbytes / links, cluster)
-    seconds += _pass_seconds(run, architecture, data, cluster, ranks, plan)
-    if ranks == 1:
-        return seconds
-    calls = count_calls_of_moments(architecture, plan) + count_calls_of_sums(data, plan)
-    # Rank 0 tells the sums of the score, or all ranks tell each other.
-    if plan.on_one:
-        seconds += _told_seconds(ranks, cluster)
-        calls -= 1
-    return seconds + calls * cluster.small_call(ranks)
-
-
-def _count_gathered(
-    run: Run, architecture: Architecture, ranks: int, plan: EvaluationPlan, present: Sequence[str]
-) -> float:
-    """Return the bytes that all ranks send in a planned evaluation if every rank has the weights
-    ``present``. The plan is for those of the run's first method."""
-    planned = find_method_spec(run.method.name).on_all_ranks(run, architecture, ranks)
-    share: float = ranks - 1
-    if plan.on_one:
-        share /= ranks
-    parameters = architecture.parameters
-    more = {name: parameters[name] for name in planned if name not in present}
-    fewer = {name: parameters[name] for name in present if name not in planned}
-    lengths = architecture.lengths
-    return plan.sent + share * (count_bytes(more, lengths) - count_bytes(fewer, lengths))
-
-
-def _pass_seconds(
-    run: Run,
-    architecture: Architecture,
-    data: Dataset,
-    cluster: Cluster,
-    ranks: int,
-    plan: EvaluationPlan,
-) -> float:
-    """Return the seconds of the passes of a planned evaluation."""
-    flops = count_evaluation_flops(run, architecture, data, ranks, plan)
-    passes = list_passes(run, architecture, data, ranks, ranks)
-    members = max(run.train.group_size, 1)
-    seconds = cluster.evaluation_seconds
-    if members > 1:
-        weights = count_bytes(architecture.parameters, architecture.lengths)
-        seconds += (members - 1).bit_length() * weights * cluster.inside.seconds_per_byte
-    if plan.on_one or ranks == 1:
-        values = count_values(architecture, passes)
-        seconds += cluster.evaluate_alone(float(flops) / members, values / members)
-    else:
-        seconds += float(flops) / members / cluster.speed(range(1))
-    seconds += len(passes) * len(architecture.operators) * cluster.product_seconds
-    return seconds
 
 
 def _told_seconds(ranks: int, cluster: Cluster) -> float:
