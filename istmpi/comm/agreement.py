@@ -70,14 +70,23 @@ class Agreement:
         _raise_first(self._later_by_rank)
 
 
-def _raise_first(errors: Sequence[IstmpiError | None]) -> None:
-    failed = [rank for rank, error in enumerate(errors) if error is not None]
+def take_first(errors: Sequence[IstmpiError | None], kind: str) -> IstmpiError | None:
+    """Return the error of the lowest process that has one; None if none has.
+
+    ``kind``: what messages call a process. The message names it if another one succeeded: a wrong
+    setting fails on all alike, and its process is no news.
+    """
+    failed = [number for number, error in enumerate(errors) if error is not None]
     if not failed:
-        return
+        return None
     first = errors[failed[0]]
-    assert first is not None, "a rank that failed has an error"
-    # A wrong setting fails on all ranks alike: then its rank is no news.
-    if len(failed) < len(errors):
-        first.args = (f"rank {failed[0]}: {first}",)
-    first.everywhere = True
-    raise first
+    if first is not None and len(failed) < len(errors):
+        first.args = (f"{kind} {failed[0]}: {first}",)
+    return first
+
+
+def _raise_first(errors: Sequence[IstmpiError | None]) -> None:
+    first = take_first(errors, "rank")
+    if first is not None:
+        first.everywhere = True
+        raise first

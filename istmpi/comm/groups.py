@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from istmpi.comm.agreement import Told
+from istmpi.comm.agreement import Told, take_first
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.ledger import GROUP, Sent
 from istmpi.comm.objects import SLOT
@@ -105,7 +105,9 @@ class Leaders(Communicator):
     def gather_told(self, message: Told, slot: int) -> list[Told]:
         if self.tells:
             errors, later = zip(*self.inside.allgather((message.error, message.later)), strict=True)
-            message = message._replace(error=_take_first(errors), later=_take_first(later))
+            message = message._replace(
+                error=take_first(errors, "member"), later=take_first(later, "member")
+            )
         return self.allgather(message, slot)
 
 
@@ -129,17 +131,6 @@ class Listener(Communicator):
     def gather_told(self, message: Told, slot: int) -> list[Told]:
         self._inside.allgather((message.error, message.later))
         return self.allgather(message, slot)
-
-
-def _take_first(errors: Sequence[IstmpiError | None]) -> IstmpiError | None:
-    """Return the first error, which names its member if others of the group have none."""
-    failed = [member for member, error in enumerate(errors) if error is not None]
-    if not failed:
-        return None
-    error = errors[failed[0]]
-    if error and len(failed) < len(errors):
-        error.args = (f"member {failed[0]}: {error}",)
-    return error
 
 
 class Membership:
