@@ -47,14 +47,11 @@ def plan_evaluation_waits(run: Run, architecture: Architecture, data: Dataset, r
     _require_known(run, data, plan)
     rounds = list_evaluated(run, choose_interval(run, architecture, data, ranks))
     form = choose_form(run)
-    if form == "sum":
-        # Outputs that are added up need no weights of other ranks.
-        flushes = 0
-    else:
+    flushes = 0
+    # Outputs that are added up need no weights of other ranks.
+    if form != "sum":
         flushes = count_flush_waits(run, architecture, ranks, rounds)
     area = _count_area(data, plan)
-    if form != "merged":
-        _require_outputs(run, architecture, data, plan)
     if form == "merged":
         calls = flushes + area
         for phase in divide_by_method(run, rounds):
@@ -63,6 +60,7 @@ def plan_evaluation_waits(run: Run, architecture: Architecture, data: Dataset, r
             if phase.is_handed_over:
                 calls += _count_score(run, architecture, data, plan, present=())
         return Waits(calls=calls, least=calls)
+    _require_outputs(run, architecture, data, plan)
     scored = count_scored(run.evaluate, data, len(data.test))
     side_by_side = count_subnets(run, architecture, ranks, _list_batches(run, data, scored))
     if form != "best":

@@ -285,10 +285,11 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "Memory a rank": lambda row: size(row["memory_bytes"]),
     "Time of an epoch": lambda row: duration(row["seconds_per_epoch"]),
     "Speed-up (efficiency)": _write_speed,
+}
+OF_GROUPS: dict[str, Callable[[Row], str]] = {
     "Sent a round inside all groups": lambda row: size(row["sent_bytes_inside_groups_per_round"]),
     "Memory of a member that does not lead": lambda row: size(row["memory_of_member_bytes"]),
 }
-OF_GROUPS = [*TABLES][-2:]
 
 FIGURE = 11
 """The width of a figure in characters."""
@@ -298,7 +299,7 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
     """Print a table of each cost, by ranks and methods, in the console's width."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     by_method = {(row["method"], row["ranks"]): row for row in rows}
-    for title, write in TABLES.items():
+    for title, write in (TABLES | OF_GROUPS).items():
         if title in OF_GROUPS and "members" not in rows[0]:
             continue
         for shown in _divide_by_width(methods, console.width):
