@@ -6,13 +6,11 @@ python -m benchmarks.group_memory
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from benchmarks.reporting import report
-from benchmarks.scale.memory import status
-from istmpi.cli.main import main as istmpi
+from benchmarks.scale.memory import watching
 from istmpi.cost.counts import Memory
 
 WIDE = ("--hidden", "4096,4096", "--optimizer")
@@ -24,26 +22,18 @@ RUNS = {
 }
 COMMON = ["train", "digits", "--group-size", "2", "--rounds", "2", "--local-steps", "5", "--lr", "0.001"]
 ROLES = ("leader", "member")
-NOTE = """One group of two processes; MB. The peak is the kernel's VmHWM at the end. The C library returns freed blocks
-to the system (`MALLOC_MMAP_THRESHOLD_=65536`); by its default it keeps some, and peaks are larger."""
-
-
-def train(folder: str, words: list[str]) -> None:
-    """Train as ``words`` say, and write this process's peak in MB into ``folder``."""
-    try:
-        sys.argv = ["istmpi", *words]
-        istmpi()
-    finally:
-        (Path(folder) / os.environ["PMI_RANK"]).write_text(str(status("VmHWM")))
+NOTE = """One group of two processes; MB. The peak of resident memory is the kernel's. The C library returns freed
+blocks to the system (`MALLOC_MMAP_THRESHOLD_=65536`); by its default it keeps some, and peaks are larger."""
 
 
 def measure(words: list[str]) -> list[float]:
     """Return the peaks of a leader and of another member, in MB."""
     with tempfile.TemporaryDirectory() as name:
-        command = ["mpirun", "-n", "2", sys.executable, "-m", "benchmarks.group_memory", name, *words]
-        environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-        subprocess.run([*command, "-q", "--out", f"{name}/run"], check=True, env=environment)
-        return [float((Path(name) / str(process)).read_text()) for process in range(len(ROLES))]
+        peaks = Path(name) / "peaks"
+        peaks.mkdir()
+        command = ["mpirun", "-n", "2", *watching(peaks), "istmpi", *words, "-q", "--out", f"{name}/run"]
+        subprocess.run(command, check=True, env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"})
+        return [int((peaks / str(process)).read_text()) / 1e6 for process in range(len(ROLES))]
 
 
 def main() -> None:
@@ -65,7 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        train(sys.argv[1], sys.argv[2:])
-    else:
-        main()
+    main()

@@ -53,7 +53,8 @@ def watch(peaks: Path, memory: float, command: Sequence[str]) -> None:
     # MPICH tells a rank its place by a descriptor, which therefore stays open.
     done = subprocess.run(command, preexec_fn=limited, close_fds=False)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    (peaks / str(os.getpid())).write_text(str(peak))
+    # A rank's file has its number, where the launcher tells it.
+    (peaks / os.environ.get("PMI_RANK", str(os.getpid()))).write_text(str(peak))
     sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
 
 
