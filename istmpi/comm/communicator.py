@@ -72,6 +72,8 @@ class Communicator:
         self._purpose = purpose
         self.in_pieces = False
         """True if `alltoallv` sends messages in pieces (the setting comm.exchange)."""
+        self.broadcast_slot = objects.BROADCAST_SLOT
+        """Bytes of the first message of `broadcast_from_root`, equal on all ranks."""
         self._library = mpi.library_here()
         self._name = name
         self.members: list[Member] | None = None
@@ -226,7 +228,7 @@ class Communicator:
         packed = b""
         if self.rank == 0:
             packed = objects.pack(value)
-        size = objects.BROADCAST_SLOT
+        size = self.broadcast_slot
         while True:
             slot = bytearray(objects.make_slot(packed, size))
             self._finish(self.mpi.Ibcast([slot, self._library.BYTE]), "broadcast")
@@ -242,10 +244,7 @@ class Communicator:
         return max(self.allgather(value))
 
     def start_allreduce_max(self, value: int) -> Callable[[], int]:
-        """Begin to find the largest value of all ranks.
-
-        Return a function that waits for the result.
-        """
+        """Begin to find the largest value of all ranks; return a function that waits for it."""
         result = np.array([value], dtype=np.int64)
         request = self.mpi.Iallreduce(self._library.IN_PLACE, result, op=self._library.MAX)
         self.ledger.add(result.nbytes, 0, self._purpose)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from istmpi.comm.agreement import Told, take_first
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.ledger import GROUP, Sent
-from istmpi.comm.objects import SLOT
+from istmpi.comm.objects import EAGER_SLOT, SLOT
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.signals import receiver
 from istmpi.units import list_first
@@ -156,6 +156,8 @@ class Membership:
         handle = world.create(members)
         # A ledger of its own: messages inside a group are not those of the run.
         self.inside = Communicator(handle, f"group {self.number}", members, world.whereabouts)
+        # decision 86: a leader that tells a step goes on at once, and waits in the mean alone.
+        self.inside.broadcast_slot = EAGER_SLOT
         self._communicator = self._join_leaders([group[0] for group in groups])
         self._signal = ""
 

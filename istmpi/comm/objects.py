@@ -15,6 +15,10 @@ SLOT = 256
 BROADCAST_SLOT = 2**13
 """Bytes of a slot that only one rank sends: such a message takes about as long as one of `SLOT`."""
 
+EAGER_SLOT = 2**11
+"""Bytes of a slot that MPI libraries send within a host at once, without a wait for its
+receiver."""
+
 _LENGTH = 8
 
 

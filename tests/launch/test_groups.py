@@ -390,3 +390,25 @@ def test_a_program_of_groups_stops_resumes_and_computes_what_its_ranks_do(said, 
     for place, folder in (("ranks", ranks), ("groups", groups)):
         assert said[place]["program"].stdout.count(f"round {len(lines(folder))}: accuracy") == 1, place
     assert_near(network(groups), network(ranks), 1e-12)
+
+
+TOLD = """
+import numpy as np
+from istmpi.comm import world
+from istmpi.comm.groups import Membership
+from istmpi.engine.group_calls import Step
+
+membership = Membership(world(), 2)
+if membership.leads:
+    for number in range(4):
+        membership.tell(Step(number, number, 0.1, [{"lr": 0.1, "momentum": 0.9}] * 4))
+    world().send(np.ones(1), peer=1)
+else:
+    world().receive(np.empty(1), peer=0)
+    print([membership.hear().number for _ in range(4)])
+"""
+
+
+def test_a_leader_that_tells_its_steps_does_not_wait_for_a_member(start):
+    """The member hears them after a message that the leader sends later."""
+    assert start(2, "python", "-c", TOLD).end(30).stdout == "[0, 1, 2, 3]\n"
