@@ -2,16 +2,16 @@
 
 An early exit is a classifier in the middle of a network (BranchyNet, arXiv 1709.01686; over
 devices, edge and cloud, arXiv 1709.01921). The loss is the weighted sum over exits. Predictions are
-those of the last exit.
+those of the last exit. Other modules ask for outputs: their names, the loss, the last one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from istmpi.errors import ConfigError
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
     Outputs = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]
     """A network's outputs as returned: a tensor, or a list or tuple with a tensor for each exit."""
+
+KEY_IN_FILES = "exits"
+"""The key of the number of outputs in a table, and of their scores in an earlier record."""
+SCORED = r"exit\d+"
+"""A regular expression of the names that `name_scores` gives."""
 
 
 def list_outputs(returned: Outputs) -> tuple[torch.Tensor, ...]:
@@ -42,6 +47,26 @@ def join_outputs(returned: Outputs) -> torch.Tensor:
     if len(outputs) == 1:
         return outputs[0]
     return torch.cat(outputs, dim=1)
+
+
+def name_outputs(count: int) -> tuple[str, ...]:
+    """Return the names of a network's outputs: exit1, exit2, ..., and output for the last one."""
+    return (*(f"exit{number}" for number in range(1, count)), "output")
+
+
+def name_scores(scores: Sequence[float]) -> dict[str, float] | None:
+    """Return the scores of several outputs by name, exit1 to the last one; None for one output."""
+    if len(scores) == 1:
+        return None
+    return {f"exit{number}": score for number, score in enumerate(scores, 1)}
+
+
+def read_scores(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return what `name_scores` returns, from the record of a score of an earlier istmpi."""
+    scores = record.get(KEY_IN_FILES)
+    if isinstance(scores, list):
+        return name_scores(scores) or {}
+    return {}
 
 
 class TrainSettings(Protocol):

@@ -13,6 +13,7 @@ from istmpi.environment import read
 from istmpi.errors import ConfigError, DataError
 from istmpi.files import appearing, append, preparing, require_file, require_files, writing
 from istmpi.foreign import METRICS_BYTES, Fields, content, reading
+from istmpi.outputs import SCORED, read_scores
 
 METRICS = "metrics.jsonl"
 SETTINGS = "run.toml"
@@ -28,7 +29,7 @@ _TOP_K = re.compile(r"top_(\d+)_accuracy")
 _ENTRY = re.compile(
     "time|round|local_steps|examples|seconds|bytes|loss|learning_rate|ranks|resumed_from|"
     "score_name|(validation_)?(score|loss|examples)|test_(loss|examples)|form|bits_per_byte|"
-    r".+_(seconds|bytes|per_second)|rank\d+_share|exit\d+_score"
+    rf".+_(seconds|bytes|per_second)|rank\d+_share|{SCORED}_score"
 )
 """The entries of a line of metrics.jsonl that no score of a user's code replaces."""
 CURE = "Repair the file, or remove the run's folder."
@@ -287,10 +288,8 @@ def _flatten(line: dict[str, Any]) -> None:
         "test_examples": score.get("examples"),
         "bits_per_byte": score.get("bits_per_byte"),
     }
-    exits = score.get("exits")
-    if isinstance(exits, list):
-        for number, value in enumerate(exits, 1):
-            values[f"exit{number}_score"] = value
+    for output, scored in read_scores(score).items():
+        values[f"{output}_score"] = scored
     more = score.get("more")
     if isinstance(more, dict):
         values |= more

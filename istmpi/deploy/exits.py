@@ -48,7 +48,7 @@ def predict_early(
     and its FLOPs. Raises ConfigError for a network without early exits."""
     flops = count_flops(network)
     for names, x, true in split_blocks(blocks):
-        outputs = np.stack(network.compute_exits(x))
+        outputs = np.stack(network.compute_all(x))
         exits = choose_exits(outputs, threshold)
         added = [(number + 1, flops[number]) for number in exits.tolist()]
         yield Predictions(names, outputs[exits, np.arange(len(x))], true, added)
@@ -101,7 +101,7 @@ class _Recorder(TorchDispatchMode):
 
 def require_exits(network: CalibratedNetwork) -> None:
     """Raise ConfigError unless the network is a classifier with early exits."""
-    if not network.classifies_early:
+    if not network.one_class or len(network.output_names) == 1:
         raise ConfigError(
             f"{network.path} is not a classifier with early exits. Train such a network, as with "
             "--model resnet --set model.exits=[1], or leave the option for exits out."

@@ -89,17 +89,17 @@ class CalibratedNetwork:
         """Return outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data.
 
         Predicted numbers have the units of the data. A classifier's logits are divided by its
-        temperature. Only the last exit's outputs are returned. Raises DataError for another form,
+        temperature. Of several outputs, the last one is returned. Raises DataError for another form,
         or outputs that are not finite.
         """
-        return self.compute_exits(x)[-1]
+        return self.compute_all(x)[-1]
 
-    def compute_exits(self, x: np.ndarray) -> list[np.ndarray]:
-        """Return the outputs of every exit, each as `__call__` returns those of the last."""
+    def compute_all(self, x: np.ndarray) -> list[np.ndarray]:
+        """Return every output of the network, each as `__call__` returns the last one."""
         return self.compute_batch(self.batch(x))
 
     def compute_batch(self, batch: Batch) -> list[np.ndarray]:
-        """Return the outputs of every exit for examples as the network takes them."""
+        """Return every output of the network for examples as it takes them."""
         return [self._rescale(outputs.numpy()) for outputs in list_outputs(self.outputs(batch))]
 
     @property
@@ -116,10 +116,14 @@ class CalibratedNetwork:
         return self._header.run.train.multi_label_loss
 
     @property
-    def classifies_early(self) -> bool:
-        """True if the network is a classifier with several outputs."""
-        one_class = TASKS[self._header.data.task].one_class
-        return one_class and len(self._architecture.table.output_names) > 1
+    def one_class(self) -> bool:
+        """True if the network is a classifier whose examples have one class each."""
+        return TASKS[self._header.data.task].one_class
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the network's outputs, the last one's last."""
+        return self._architecture.table.output_names
 
     def _require_finite(self, returned: Outputs) -> None:
         for outputs in list_outputs(returned):

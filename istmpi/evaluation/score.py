@@ -16,7 +16,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.devices import HOST
 from istmpi.evaluation.further import Further, FurtherTotals
 from istmpi.multilabel import Ranking, compute_parts
-from istmpi.outputs import LossOfOutputs, list_outputs, take_last
+from istmpi.outputs import LossOfOutputs, list_outputs, name_scores, take_last
 from istmpi.record import write_own_key
 from istmpi.tasks import Task
 
@@ -35,10 +35,10 @@ class Score:
     """The loss as in training, of standardised targets if the run has them. NaN for a score of a
     user's program."""
     score: float
-    """The score in the units of the data; with several exits, that of the last exit."""
+    """The score in the units of the data; with several outputs, that of the last one."""
     examples: int
-    exits: tuple[float, ...] | None = None
-    """The score of every exit if there are several, otherwise None."""
+    by_output: Mapping[str, float] | None = None
+    """The score of every output by its name if there are several, otherwise None."""
     bits_per_byte: float | None = None
     """The loss of text in bits for each of its bytes; None for other data."""
     more: Mapping[str, float] | None = None
@@ -48,18 +48,13 @@ class Score:
     further: Further | None = None
     """Scores of classes or numbers beside ``score``, which lines of rounds leave out."""
 
-    @property
-    def by_output(self) -> dict[str, float]:
-        """The score of each output, exit1 to the last one; empty for a single output."""
-        return {f"exit{number}": score for number, score in enumerate(self.exits or (), 1)}
-
     def record(self, split: str = "test_") -> dict[str, float | str]:
         """Return the entries of a line of metrics.jsonl. ``split``: the beginning of some keys."""
         line: dict[str, float | str] = {"score": self.score}
         if not isnan(self.loss):
             line[f"{split}loss"] = self.loss
         line[f"{split}examples"] = self.examples
-        for name, score in self.by_output.items():
+        for name, score in (self.by_output or {}).items():
             line[f"{name}_score"] = score
         if self.form != "merged":
             line["form"] = self.form
@@ -76,8 +71,9 @@ class Score:
     def describe(self) -> str:
         """Return the scores in words, without loss and examples."""
         words = f"{self.score:.4f}"
-        if self.exits:
-            words += f" (exits {', '.join(f'{value:.4f}' for value in self.exits)})"
+        if self.by_output:
+            scores = [f"{name} {value:.4f}" for name, value in self.by_output.items()]
+            words += f" ({', '.join(scores)})"
         if self.bits_per_byte:
             words += f" ({self.bits_per_byte:.4f} bits a byte)"
         for name, value in (self.more or {}).items():
@@ -106,7 +102,7 @@ class Totals(Protocol):
 class PointTotals:
     """The sums of a task whose score is a mean of `Task.points`.
 
-    They are loss, examples, and the points of each exit.
+    They are loss, examples, and the points of each output.
     """
 
     def __init__(
@@ -164,9 +160,9 @@ class PointTotals:
             loss=loss,
             score=scores[-1],
             examples=int(examples),
-            exits=tuple(scores) if len(scores) > 1 else None,
+            by_output=name_scores(scores),
             bits_per_byte=bits,
-            more=self._task.more(self._data.outputs, *means[-numbers:]),  # of the last exit
+            more=self._task.more(self._data.outputs, *means[-numbers:]),  # of the last output
             form=form,
             further=further,
         )

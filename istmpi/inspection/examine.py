@@ -60,7 +60,7 @@ class _Evaluation:
     bare: Mapping[str, bool]
     """The layers of products that are called. A layer has False if only one call of a batch
     normalisation uses its outputs, unchanged."""
-    exits: int
+    output_count: int
     head: str
     """The layer whose output the network returns unchanged, or ""."""
 
@@ -84,7 +84,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
     evaluation = _evaluate(network, module, norms)
     # After the pass in evaluation: one in training may change buffers, which is then refused.
-    trained, stochastic = _train(network, module, evaluation.exits)
+    trained, stochastic = _train(network, module, evaluation.output_count)
     _require_equal_buffers(network, module, first, second)
     operators = trace(network, inferred.widths, inferred.blocks, trained)
     sums, joined = _sums(module, inferred.parameters, evaluation)
@@ -126,7 +126,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         preferred=network.preferred,
         blocks=blocks,
         leaves=leaves,
-        exits=evaluation.exits,
+        output_count=evaluation.output_count,
         head=evaluation.head if evaluation.head in leaves else "",
     )
     return prove_halves(network, table, unit_sums.means), inferred
@@ -250,8 +250,10 @@ def _find_bare(
     return bare
 
 
-def _train(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
+def _train(network: UserNetwork, module: nn.Module, in_evaluation: int) -> tuple[Recorder, bool]:
     """Record a forward pass in training. Also returns True if the pass draws random numbers.
+
+    ``in_evaluation``: the number of outputs of a pass in evaluation.
 
     Raises ConfigError if the network cannot be trained.
     """
@@ -265,11 +267,11 @@ def _train(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorde
         )
     in_training = network.count_outputs(outputs)
     # A loss has a weight for each of these outputs.
-    if in_training != exits:
+    if in_training != in_evaluation:
         plural = "s" if in_training > 1 else ""
         raise network.refused(
             f"its forward returns {in_training} output{plural} in training and "
-            f"{exits} in evaluation. Return as many in both, the full network's last."
+            f"{in_evaluation} in evaluation. Return as many in both, the full network's last."
         )
     after = _contents(module.named_buffers())
     for name in before:

@@ -16,12 +16,15 @@ from typing import Any
 
 from istmpi.engine.axes import Axis, Factor, Pattern, Segment
 from istmpi.engine.lengths import Number, product_of, total
+from istmpi.outputs import KEY_IN_FILES, name_outputs
 from istmpi.settings import convert
 
 AGGREGATION = "Aggregation"
 """The kind of an operator that sums over a node's neighbours in a graph."""
 EPSILON = 1e-5
 """The number that a batch normalisation adds to variances, by default."""
+_KEYS = {"output_count": KEY_IN_FILES}
+"""The keys in files of fields that have another name."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +229,7 @@ class Table:
     blocks: Blocks = field(default_factory=dict)
     leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The leaves, with the names of their parameters."""
-    exits: int = 1
+    output_count: int = 1
     """The number of outputs that a forward pass returns (`istmpi.outputs`)."""
     head: str = ""
     """The leaf whose outputs the network returns unchanged; empty if there is none."""
@@ -235,9 +238,8 @@ class Table:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The names of the outputs that a forward pass returns: of each early exit, and of the
-        network's end."""
-        return (*(f"exit{number}" for number in range(1, self.exits)), "output")
+        """The names of the outputs that a forward pass returns, the last one's last."""
+        return name_outputs(self.output_count)
 
     @property
     def dealt(self) -> tuple[str, ...]:
@@ -295,7 +297,7 @@ class Table:
         return f"({reasons}). {cure}."
 
     def tree(self) -> dict[str, Any]:
-        facts = {item.name: getattr(self, item.name) for item in fields(self)}
+        facts = {_KEYS.get(item.name, item.name): getattr(self, item.name) for item in fields(self)}
         # By way of JSON, so that it equals the tree read from a file: tuples are lists.
         return json.loads(json.dumps(facts, default=plain, skipkeys=True))
 
@@ -307,7 +309,11 @@ class Table:
             {**entry, "shape": Pattern.parse(entry["shape"])} for entry in tree["operators"]
         ]
         # A file of an earlier version has no entry for uses.
-        return convert({"uses": None, **tree, "operators": operators}, Table)
+        facts = {"uses": None, **tree, "operators": operators}
+        for name, key in _KEYS.items():
+            if key in facts:
+                facts[name] = facts.pop(key)
+        return convert(facts, Table)
 
     def difference(self, other: Table) -> str:
         """Return the first difference from another table, or "". Source, initial values, leaves
@@ -322,7 +328,7 @@ class Table:
             "uses",
             "stochastic",
             "blocks",
-            "exits",
+            "output_names",
         )
         tree = self._comparable()
         other_tree = other._comparable()
@@ -346,7 +352,8 @@ class Table:
         tree = self.tree()
         # Other initial values make no other network.
         axes = {name: entry["axes"] for name, entry in tree["parameters"].items()}
-        return tree | {"parameters": axes, "dealt": list(self.dealt)}
+        computed = {"dealt": list(self.dealt), "output_names": list(self.output_names)}
+        return tree | {"parameters": axes} | computed
 
 
 def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Number:

@@ -23,7 +23,7 @@ def progress(score=None):
 
 
 def test_a_record_is_flat_and_has_every_phase_and_every_rank():
-    line = progress(Score(0.25, 0.75, 9, (0.5, 0.75), 1.5, {"P@3": 0.125})).record()
+    line = progress(Score(0.25, 0.75, 9, {"exit1": 0.5, "exit2": 0.75}, 1.5, {"P@3": 0.125})).record()
     assert line == {
         "time": "2017-07-14T02:40:00.000+00:00",
         "round": 5, "local_steps": 20, "examples": 640, "seconds": 40.0, "bytes": 10**7, "loss": 0.5,
@@ -45,7 +45,7 @@ def test_the_lines_of_an_earlier_istmpi_are_read_as_those_of_today(tmp_path):
     folder = RunFolder(tmp_path)
     folder.append({"round": 4, "loss": 0.75})
     folder.append({"round": 5, "loss": 0.5, "score": facts | {"bits_per_byte": 1.5}})
-    new = progress(Score(0.25, 0.75, 9, (0.5, 0.75), 1.5, {"P@3": 0.125})).record()
+    new = progress(Score(0.25, 0.75, 9, {"exit1": 0.5, "exit2": 0.75}, 1.5, {"P@3": 0.125})).record()
     first, second = folder.metrics()
     assert first == {"round": 4, "loss": 0.75}
     assert second == {name: new[name] for name in second}

@@ -141,8 +141,8 @@ def _print(result: Evaluation, why: str, by_class: bool, as_json: bool) -> None:
         say(score.further.describe())
     if score.bits_per_byte:
         say(f"{score.bits_per_byte:.4f} bits a byte")
-    for name, value in score.by_output.items():
-        say(f"{name.replace('exit', 'exit ')}: {result.score_name} {value:.4f}")
+    for name, value in (score.by_output or {}).items():
+        say(f"{name}: {result.score_name} {value:.4f}")
     if by_class:
         _print_classes(score.further)
 
