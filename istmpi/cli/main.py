@@ -289,7 +289,7 @@ def _say(text: str) -> None:
 def _needs_no_ranks() -> bool:
     if not {*ALONE}.isdisjoint(sys.argv[1:2]):
         return True
-    return not {"--dry-run", "--exits"}.isdisjoint(sys.argv)
+    return "--dry-run" in sys.argv
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:

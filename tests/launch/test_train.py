@@ -52,6 +52,7 @@ def said(series, folder):
             "plot": ["train", "run/run.toml", "--out", "again", "--resume", "auto", "--rounds", "4"],
             "diverges": ["train", *SMALL, "--lr", "1e30", "--out", "diverged"],
             "evaluate": ["evaluate", "run/network.h5", "--calibrate"],
+            "one exit": ["evaluate", "run/network.h5", "--exits"],
             "predict": ["predict", "run/network.h5", "digits"],
             "export": ["export", "run/network.h5", "--to", "npz"],
             "in colours": IN_COLOURS,
@@ -86,6 +87,7 @@ def test_its_network_is_evaluated_and_exported_once(said, folder):
     result = said["evaluate"]
     assert result.stdout.startswith("calibrated on the training split of digits\n"), result
     assert told in result.stdout and result.stdout.count("accuracy 0") == 2
+    assert said["one exit"].returncode == 2 and said["one exit"].stderr.count("is not a classifier with early") == 1
     assert said["predict"].returncode == 0 and len(said["predict"].stdout.splitlines()) == 361
     assert said["export"].returncode == 0
     with np.load(folder / "run" / "network.npz") as file:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from istmpi.cli.options import as_json, flag, own_class, subnet, text, whole_numbers
 from istmpi.cli.output import note, print_json, say, table, wide_console
-from istmpi.comm import find_rank
 from istmpi.config.sections import Comm
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
@@ -93,12 +93,16 @@ def _print_exits(
     model: str | None,
     as_json: bool,
 ) -> None:
-    """Print a line for each threshold (`istmpi predict --exit-threshold`)."""
-    if find_rank() > 0:
-        return  # one process does it, however many were started
+    """Print a line for each threshold (`istmpi predict --exit-threshold`). Collective."""
+    from istmpi.comm import world
+    from istmpi.comm.root import ask_root
     from istmpi.deploy.exits import score_exits
 
-    outcomes = score_exits(path, data, split, calibrate, model)
+    communicator = world()
+    # One process does it, however many were started.
+    outcomes = ask_root(communicator, partial(score_exits, path, data, split, calibrate, model))
+    if communicator.rank > 0:
+        return
     if as_json:
         print_json([asdict(outcome) for outcome in outcomes])
         return
