@@ -89,8 +89,8 @@ class CalibratedNetwork:
         """Return outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data.
 
         Predicted numbers have the units of the data. A classifier's logits are divided by its
-        temperature. Of several outputs, the last one is returned. Raises DataError for another form,
-        or outputs that are not finite.
+        temperature. Of several outputs, the last one is returned. Raises DataError for another
+        form, or outputs that are not finite.
         """
         return self.compute_all(x)[-1]
 
