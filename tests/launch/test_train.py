@@ -51,10 +51,7 @@ def said(series, folder):
             "in the way": PLOT_IN_THE_WAY,
             "plot": ["train", "run/run.toml", "--out", "again", "--resume", "auto", "--rounds", "4"],
             "diverges": ["train", *SMALL, "--lr", "1e30", "--out", "diverged"],
-            "evaluate": ["evaluate", "run/network.h5", "--calibrate"],
             "one exit": ["evaluate", "run/network.h5", "--exits"],
-            "predict": ["predict", "run/network.h5", "digits"],
-            "export": ["export", "run/network.h5", "--to", "npz"],
             "in colours": IN_COLOURS,
             "coloured": ["train", *SMALL, "--out", "coloured"],
         },
@@ -80,22 +77,9 @@ def test_a_run_leaves_its_record_and_its_run_file_repeats_it_bit_for_bit(said, f
     assert [line["loss"] for line in lines(folder / "again")][:3] == [line["loss"] for line in metrics]
 
 
-def test_its_network_is_evaluated_and_exported_once(said, folder):
-    """tests/launch/test_tutorial.py evaluates one on another number of ranks."""
-    score = json.loads((folder / "run" / "summary.json").read_text())["last"]["score"]
-    told = f"accuracy {score['score']:.4f}, loss {score['loss']:.4f} on 360 test examples of digits"
-    result = said["evaluate"]
-    assert result.stdout.startswith("calibrated on the training split of digits\n"), result
-    assert told in result.stdout and result.stdout.count("accuracy 0") == 2
-    assert said["one exit"].returncode == 2 and said["one exit"].stderr.count("is not a classifier with early") == 1
-    assert said["predict"].returncode == 0 and len(said["predict"].stdout.splitlines()) == 361
-    assert said["export"].returncode == 0
-    with np.load(folder / "run" / "network.npz") as file:
-        assert file["hidden2.weight"].shape == (16, 32)
-
-
 def test_what_cannot_be_done_is_told_once(said):
     assert said["predict nothing"].refusal(alone=True) == "istmpi: nowhere.h5 does not exist."
+    assert said["one exit"].returncode == 2 and said["one exit"].stderr.count("is not a classifier with early") == 1
     assert said["demo"].refusal() == "istmpi: istmpi demo starts its ranks itself: run it without mpirun."
 
 

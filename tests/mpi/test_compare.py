@@ -130,7 +130,6 @@ def test_a_run_that_was_stopped_says_of_how_many_ranks_and_what_its_score_is(com
             comparison.run_training()
     (curve,) = read_curves([comparison.folder])
     assert (curve.ranks, curve.score_name) == (comm.size, "accuracy") and curve.points
-    comm.barrier()
 
 
 def test_evaluations_are_not_on_the_clock_and_not_in_the_bytes(compared, rounds_take, shared_tmp):

@@ -24,6 +24,7 @@ from tests.networks import joined_nets
 ADAM = {"optimizer__name": "adam", "method__optimizer_state": "carry", "optimizer__lr": 0.001}
 CARRIED = {"optimizer__momentum": 0.5, "method__optimizer_state": "carry"}
 SELDOM = {"method__share_every": 2, "method__partition": ["hidden2"]}
+LARGEST = {"method__partition": ["hidden1"], "method__shared_wire": "top-k", "method__top": 900, "model__bias": True}
 IST = {
     "plain": {},
     "bias, layer norm": {"model__bias": True, "model__norm": "layer"},
@@ -34,6 +35,8 @@ IST = {
     "outer momentum, adam carried": {**ADAM, "method__outer_momentum": 0.9},
     "a part redealt, int8": {"method__redeal": 0.3, "model__bias": True, "method__wire": "int8"},
     "seldom shared, int8": {**SELDOM, "method__redeal": 0.5, "method__wire": "int8"},
+    "largest changes": LARGEST,
+    "largest changes, adam carried, int8": {**LARGEST, **ADAM, "method__redeal": 0.5, "method__wire": "int8"},
 }
 SPECIAL = {
     "streaming-diloco": {"method__fragments": 2, "method__delay": 0},
@@ -129,7 +132,6 @@ def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
         total += sum(counted)
     if settings.get("method__name") in ("local-sgd", "data-parallel"):
         assert cost(training.run, training.architecture, comm.size).sent_bytes(0, 3) == total
-    comm.barrier()
 
 
 @pytest.fixture

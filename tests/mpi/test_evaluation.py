@@ -85,20 +85,6 @@ def test_values_that_every_rank_has_are_the_owners_and_an_evaluation_does_not_se
     assert sent < 10_000 and (gathered.loss, gathered.score) == (score.loss, score.score)
 
 
-@pytest.mark.ranks(also=1)
-def test_regression(comm, shared_tmp):
-    write(comm, shared_tmp / "numbers.npz", labels=None)
-    training, progress = trained(comm, data__source=str(shared_tmp / "numbers.npz"), optimizer__lr=0.01)
-    object.__setattr__(training.run.model, "output_norm", False)  # its default for regression, spelt out for `plain`
-    forward = plain(training, calibration_sample(training, 1024))
-    x, y = read_all(training.dataset.test)
-    errors = forward(torch.from_numpy(x).double()).numpy() - y
-    assert progress[-1].score.loss == pytest.approx((errors**2).mean(), abs=1e-10)
-    _, std = training.dataset.targets
-    assert progress[-1].score.score == pytest.approx((np.abs(errors) * std).mean(), abs=1e-10)
-    comm.barrier()
-
-
 def test_where_every_rank_has_its_own_file_the_weights_travel(comm, shared_tmp):
     """Files of different sizes, calibrated on all training examples: the score of all files laid end to end."""
     path = shared_tmp / f"data-{comm.rank}.npz"
@@ -114,16 +100,12 @@ def test_where_every_rank_has_its_own_file_the_weights_travel(comm, shared_tmp):
     score = progress[-1].score
     assert (score.examples, score.loss) == (len(together["y_test"]), pytest.approx(loss, abs=1e-10))
     assert score.score == pytest.approx(accuracy) and comm.allgather(score) == [score] * comm.size
-    comm.barrier()
 
 
 def random_data(seed, rows, labels):
     random = np.random.default_rng(seed)
     x = random.normal(size=(2 * rows, 6)).astype(np.float32)
-    if labels is None:
-        y = np.stack([x.sum(axis=1), x[:, 0]], axis=1).astype(np.float32)
-    else:
-        y = np.concatenate([np.arange(labels), random.integers(0, labels, 2 * rows - labels)])
+    y = np.concatenate([np.arange(labels), random.integers(0, labels, 2 * rows - labels)])
     order = np.concatenate([np.arange(rows), rows + np.arange(rows)])
     x, y = x[order], y[order]
     y_test = np.concatenate([y[:3], y[rows + 3 :]])  # every class in both splits

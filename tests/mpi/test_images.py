@@ -41,7 +41,6 @@ def test_the_first_rounds_are_those_of_small_data(comm, shared_tmp):
     assert [one.loss for one in progress[:2]] == pytest.approx([one.loss for one in expected], rel=1e-5)
     assert progress[1].score.loss == pytest.approx(expected[1].score.loss, rel=1e-5)
     assert training.size.side == 0 and training.dataset.shape == (1, 8, 8)
-    comm.barrier()
 
 
 @pytest.mark.parametrize("settings", [RESNET | {"model__exits": [1]}, CONVOLUTIONAL], ids=["resnet", "convolutional"])
@@ -90,7 +89,6 @@ def test_a_network_of_small_images_is_of_use(comm, shared_tmp):
     other = Training(own_run(**CONVOLUTIONAL | {"train__rounds": 4}), comm)
     with pytest.raises(ConfigError, match="train.resolution = .* in the checkpoint"):
         other.resume(path)
-    comm.barrier()
 
 
 def test_a_plan_knows_the_sizes(comm):
@@ -137,4 +135,3 @@ def test_the_evaluation_sees_the_images_as_they_are(comm):
     assert training.evaluate() == plain.evaluate()
     losses = [next(one.rounds()).loss for one in (plain, training)]
     assert losses[0] != losses[1], "training does see others"
-    comm.barrier()

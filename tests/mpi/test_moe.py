@@ -92,4 +92,3 @@ def test_what_was_trained_is_exported_and_goes_on_with_a_text(comm, shared_tmp, 
         command = ["predict", network, prompt, "--tokens", 30, "--out", out, "--json"]
         istmpi([str(word) for word in command], standalone_mode=False)
         assert len(json.loads(out.read_text(encoding="utf-8"))["tokens"]) == 30
-    comm.barrier()

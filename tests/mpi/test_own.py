@@ -92,7 +92,7 @@ def test_an_mlp_written_by_hand_trains_to_the_same_numbers(comm, method):
     assert mine[-1].score.score == theirs[-1].score.score
 
 
-@pytest.mark.parametrize("method", ["ist", "data-parallel", "fedavg", "codistillation"])
+@pytest.mark.parametrize("method", ["data-parallel", "fedavg", "codistillation"])
 def test_every_method_trains_every_exit(comm, method):
     network = {"model__name": f"{dense_nets.__file__}:TwoExits", "train__exit_weights": [0.5, 1.0]}
     training = Training(own_run(**network, method__name=method, train__rounds=2), comm)
@@ -164,4 +164,3 @@ def test_a_rank_with_one_example_trains_on_batches_of_it(comm, shared_tmp):
     settings = {"model__name": f"{FILE}:Shaken", "data__source": str(shared_tmp / "site-{rank}.h5")}
     _, progress = own_trained(comm, train__rounds=2, train__batch=4, **settings)
     assert np.isfinite(progress[-1].score.loss) and progress[-1].score.examples == 30 * comm.size
-    comm.barrier()

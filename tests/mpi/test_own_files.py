@@ -39,7 +39,6 @@ def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
             again(text, moved, kind).resume(path)
     with pytest.raises(ConfigError, match="settings, hidden: 8 or 10"):
         again(source.replace("    pass", wide)).resume(path)
-    comm.barrier()
 
 
 def test_the_proof_is_remembered(comm, shared_tmp, monkeypatch):
@@ -51,7 +50,6 @@ def test_the_proof_is_remembered(comm, shared_tmp, monkeypatch):
     assert len(looked) == (comm.rank == 0)
     assert first.architecture.table.tree() == second.architecture.table.tree()
     assert_same_bits(whole(first), whole(second))
-    comm.barrier()
 
 
 def write(comm, file, text):
@@ -127,7 +125,6 @@ def test_a_forward_that_differs_between_ranks_is_refused(comm, shared_tmp, monke
             f"{path}:Net: its forward gives other outputs for the same examples and weights on rank 1 and rank 0. "
             "Make it compute the same on all ranks."
         )
-    comm.barrier()
 
 
 def test_without_a_deal_anything_trains(comm):

@@ -121,7 +121,7 @@ def test_a_run_that_depends_on_its_evaluations_keeps_ten(comm):
 
 
 @pytest.mark.both
-@pytest.mark.ranks(only=[2, 3, 4])
+@pytest.mark.ranks(only=[3, 4])
 @pytest.mark.parametrize(
     "settings, every",
     [*product([*KNOWN, *SIDE_BY_SIDE, *OTHERS], [2]), *product([*KNOWN[::3], *SIDE_BY_SIDE], [0])],
@@ -156,7 +156,7 @@ def test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, every):
         assert found.unknown or found.least <= summary.sent[purpose].calls <= found.calls, purpose
 
 
-@pytest.mark.ranks(only=[2, 4])
+@pytest.mark.ranks(only=[4])
 @pytest.mark.parametrize("method", [{"method__redeal": 0.0}, JOINT, JOINT | {"method__wire": "int8"}], ids=name_case)
 @pytest.mark.parametrize("network", [{}, RESNET, DEEP], ids=["mlp", "resnet", "by blocks"])
 def test_planned_bytes_of_saved_moments_are_counted_bytes(comm, shared_tmp, network, method):

@@ -13,7 +13,6 @@ from tests.networks import joined_nets
 
 FEDAVG, STREAMING, TAUGHT = ({"method__name": name} for name in ("fedavg", "streaming-diloco", "codistillation"))
 LOCAL = {"data__placement": "local", "data__source": "file-{rank}.npz"}
-WITHOUT_UNITS = "local-sgd, which deals out no units"
 NO_SHARE = "must be a method and its share of the rounds, such as 'local-sgd:10%'."
 SAMPLED = {"data__graph": "neighbours", "data__fanout": [2], "train__batch": 4}
 TOP = {"method__partition": ["hidden1"], "method__shared_wire": "top-k", "method__top": 900}
@@ -51,9 +50,7 @@ REFUSED = [
     ({**TOP, "method__outer_lr": 0.5}, "shared_wire = 'top-k' does not go with an outer step"),
     # shares
     ({"method__shares": [1.0] * 9}, "shares has 9 numbers, but the run has"),
-    ({"method__shares": "auto", "method__name": "local-sgd"}, WITHOUT_UNITS),
-    ({"method__shares": [1, 2, 1], "method__name": "local-sgd"}, WITHOUT_UNITS),
-    ({"method__shares": "auto", **FEDAVG, "train__batch": 300}, "fedavg, which deals out no units"),
+    ({"method__shares": [1, 2, 1], "method__name": "local-sgd"}, "local-sgd, which deals out no units"),
     ({"method__shares": "auto", "method__partition": []}, "ist, which deals out no units"),
     ({"method__shares": "nowhere.jsonl"}, "method.shares = 'nowhere.jsonl' does not exist"),
     # a user's network, or data

@@ -58,7 +58,6 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
         assert after[-1].round == 16
         curve = [progress.loss for progress in before]
         assert after[0].loss < (curve[0] + curve[1]) / 2 and after[-1].loss < curve[-1]
-    comm.barrier()
 
 
 @pytest.mark.ranks(only=[3])
@@ -86,7 +85,6 @@ def test_kept_state_begins_again_on_other_ranks_and_is_kept_from_there(comm, sha
         assert again.resume(middle) == []
         list(again.rounds())
         assert_same_bits(whole(again), whole(other))
-    comm.barrier()
 
 
 def test_a_checkpoint_says_what_becomes_of_optimizer_state(comm, shared_tmp):

@@ -70,7 +70,6 @@ def test_on_other_ranks_it_goes_on_with_the_same_function(comm, shared_tmp):
     assert resumed.evaluate().loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
     assert np.sqrt(next(iter(resumed.rounds())).loss) < 1.2 * np.sqrt(progress[-1].loss) + TARGET / 20
     assert dict(resumed.store.scale) == {"hidden1": 1 / comm.size, "hidden2": 1 / comm.size}
-    comm.barrier()
 
 
 def test_fitted_factors_are_the_best_on_the_examples_that_they_are_fitted_on(comm, shared_tmp):

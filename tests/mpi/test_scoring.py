@@ -98,7 +98,6 @@ def test_its_scores_are_those_of_training(comm, shared_tmp, monkeypatch, case):
             assert score.by_output.keys() == {"exit1", "exit2"} and score.by_output["exit2"] == score.score
         assert found == pytest.approx({name: expected[name] for name in found}, abs=1e-6)
     assert Training(run, comm).resume(path) == []
-    comm.barrier()
 
 
 def test_code_is_named_where_it_is_not_known(comm, shared_tmp):

@@ -88,4 +88,3 @@ def test_a_network_has_the_tokenizer_of_its_text_and_takes_no_other(comm, shared
     assert again.bits_per_byte == pytest.approx(last.score.bits_per_byte)
     with pytest.raises(DataError, match=r"has tokens of tokenizer \w+; the network takes those of tokenizer"):
         evaluate(path, comm, str(shared_tmp / "other.h5"))
-    comm.barrier()

@@ -9,7 +9,6 @@ from istmpi.comm import mpi, ring
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.codec import BFLOAT16, CODECS, EXACT, INT8
 from istmpi.config.methods import METHODS
-from istmpi.cost.one_round import run_bytes
 from istmpi.engine import sparse_mean
 from istmpi.training.loop import Training
 
@@ -75,7 +74,6 @@ def test_an_outer_step_makes_no_momentum_of_roundings(comm, method, wire):
 
 
 SHARED = {"method__partition": ["hidden1"], "method__shared_wire": "top-k", "method__top": 900, "model__bias": True}
-CARRIED = SHARED | {"optimizer__name": "adam", "method__optimizer_state": "carry", "method__redeal": 0.5}
 
 
 class Everything:
@@ -97,12 +95,3 @@ def test_where_everything_is_sent_it_is_the_mean_of_all_values(comm, monkeypatch
     everything = SHARED | {"method__top": 4096, "method__feedback": 0.0} | more
     sparse = whole(trained(comm, **everything)[0])
     assert_near(sparse, whole(trained(comm, **everything | {"method__shared_wire": None})[0]), 1e-12)
-
-
-@pytest.mark.ranks(only=[2, 3])
-@pytest.mark.parametrize("settings", [SHARED, CARRIED, CARRIED | {"method__wire": "int8", "model__dtype": "float32"}])
-def test_bytes_are_those_of_the_plan(comm, settings):
-    training, progress = trained(comm, **settings)
-    assert progress[-1].bytes == run_bytes(training.run, training.architecture, comm.size)
-    exact = Training(small_run(**settings | {"method__shared_wire": None, "method__share_every": 1}), comm)
-    assert progress[-1].bytes < run_bytes(exact.run, exact.architecture, comm.size)

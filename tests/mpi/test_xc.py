@@ -137,4 +137,3 @@ def test_it_predicts_what_it_ranks_first(comm, rows, shared_tmp):
         assert (line["row"], line["labels"]) == (number, order[number, :3].tolist())
         assert line["scores"] == pytest.approx(odds[number, :3].tolist(), abs=1e-9)
     assert len(lines) == len(split)
-    comm.barrier()

@@ -35,39 +35,24 @@ class EncoderLayer(nn.Module):
         return self.last(self.layer(self.into(x)).mean(1))
 
 
-class Heads(nn.Module):
-    """Plain attention, with something that a derived class adds to its scores."""
+class SlopesLearnt(nn.Module):
+    """Attention with a learnt slope of each head, by which distance counts."""
 
     def __init__(self, shape, outputs, heads=12):
         super().__init__()
         self.heads = heads
         self.query, self.key = nn.Linear(shape[-1], heads * DIM), nn.Linear(shape[-1], heads * DIM)
         self.value, self.out = nn.Linear(shape[-1], heads * DIM), nn.Linear(heads * DIM, outputs)
-        self.prepare(shape[0])
-
-    def prepare(self, length):
-        pass
-
-    def more(self, length):
-        return 0
+        self.slopes = nn.Parameter(torch.full((heads,), 0.5))
 
     def forward(self, x):
         q, k, v = (
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
-        scores = q @ k.transpose(2, 3) / DIM**0.5 + self.more(x.shape[1])
+        places = torch.arange(x.shape[1])
+        slopes = self.slopes[:, None, None] * (places[:, None] - places).abs()
+        scores = q @ k.transpose(2, 3) / DIM**0.5 - slopes
         return self.out((torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2).mean(1))
-
-
-class SlopesLearnt(Heads):
-    """A learnt slope of each head, by which distance counts."""
-
-    def prepare(self, length):
-        self.slopes = nn.Parameter(torch.full((self.heads,), 0.5))
-
-    def more(self, length):
-        places = torch.arange(length)
-        return -self.slopes[:, None, None] * (places[:, None] - places).abs()
 
 
 class Windows(nn.Module):

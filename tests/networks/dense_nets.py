@@ -4,32 +4,6 @@ import torch
 from torch import nn
 
 
-class Mlp(nn.Module):
-    """Two hidden layers."""
-
-    def __init__(self, features, outputs, hidden=(12, 14)):
-        super().__init__()
-        self.first, self.second = nn.Linear(features, hidden[0]), nn.Linear(*hidden)
-        self.last = nn.Linear(hidden[1], outputs)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.second(torch.relu(self.first(x)))))
-
-
-class BatchNormed(nn.Module):
-    """Batch normalisation behind each hidden product."""
-
-    def __init__(self, features, outputs, hidden=12, wide=14):
-        super().__init__()
-        self.first, self.first_norm = nn.Linear(features, hidden, bias=False), nn.BatchNorm1d(hidden)
-        self.second, self.second_norm = nn.Linear(hidden, wide), nn.BatchNorm1d(wide)
-        self.last = nn.Linear(wide, outputs)
-
-    def forward(self, x):
-        x = torch.relu(self.first_norm(self.first(x)))
-        return self.last(torch.relu(self.second_norm(self.second(x))))
-
-
 class ResidualBlock(nn.Module):
     """A hidden layer that adds to its input."""
 

@@ -95,8 +95,6 @@ RESIDUAL = Row(
     blocks="depth",
 )
 DENSE = (
-    Row("dense_nets.Mlp", FLAT, "hidden1: second.weight, hidden2: last.weight"),
-    Row("dense_nets.BatchNormed", FLAT, "hidden, wide: last.weight"),
     RESIDUAL,
     replace(RESIDUAL, network="dense_nets.InPairs", dtype="float32"),
     Row("dense_nets.TwoExits", FLAT, "hidden1: second.weight early.weight, hidden2: last.weight"),
@@ -143,7 +141,7 @@ ATTENTION = (
         "hidden: layer.linear2.weight",
         default="hidden",
     ),
-    *rows("attention_nets", "Heads SlopesLearnt", SEQUENCE, "heads: out.weight"),
+    Row("attention_nets.SlopesLearnt", SEQUENCE, "heads: out.weight"),
     Row("attention_nets.Windows", SEQUENCE, "heads: qkv.0.weight up.weight down.weight qkv.1.weight last.weight"),
     Row("attention_nets.Latents", SEQUENCE, "latents"),
 )
@@ -212,8 +210,7 @@ FACTORS = (
     Row("factor_nets.EqualisedRates", FLAT, "hidden: second.weight^0.5 last.weight^0.5"),
     Row("factor_nets.ScoresByHand", SEQUENCE, "width: +scores"),
     Row("factor_nets.Units", FLAT, "units"),
-    Row("factor_nets.MeanTimesWidth", FLAT, "units: +mean"),
-    Row("factor_nets.LastOfCumsum", FLAT, "units: +cumsum"),
+    Row("factor_nets.MeanTimesWidth", FLAT, "units: +mean +cumsum"),
     Row("factor_nets.SumOfLogarithms", FLAT, "units: +prod", trains=False, refused=HALVES),
     Row("factor_nets.TwoGates", FLAT, "units: +sum"),
     Row("factor_nets.Distances", FLAT, "units: +norms"),

@@ -180,16 +180,6 @@ def test_a_member_that_is_not_what_its_headers_say_is_refused(tmp_path, compress
     assert "\n" not in str(refused.value)
 
 
-def test_digits():
-    data = open_dataset("digits")
-    assert (len(data.train), len(data.test)) == (1437, 360)
-    assert (data.features, data.outputs, data.shape, data.task) == (64, 10, (1, 8, 8), "classification")
-    counts = np.bincount(data.test.labels())
-    assert counts.min() >= 35 and counts.max() <= 37
-    x, _ = examples_of(data.train, np.arange(1437))
-    assert abs(x.mean()) < 1e-4 and abs(x.std() - 1) < 1e-4
-
-
 @pytest.mark.parametrize("save, rename", [(np.savez, "{0}_{1}"), (np.savez_compressed, "{1}_{0}")])
 def test_npz(tmp_path, save, rename):
     arrays = example_arrays()

@@ -48,8 +48,7 @@ def calibrated(comm, examples, network=CONVOLUTIONAL):
     return {name: [of.clone() for of in pair] for name, pair in full.moments.items()}, passed[0]
 
 
-@pytest.mark.parametrize("ranks", [2, 5])
-@pytest.mark.parametrize("network, examples", [(CONVOLUTIONAL, 2), (CONVOLUTIONAL, 59), (TRACKED, 59)])
+@pytest.mark.parametrize("ranks, network, examples", [(5, CONVOLUTIONAL, 2), (2, CONVOLUTIONAL, 59), (5, TRACKED, 59)])
 def test_at_any_number_of_ranks_the_moments_are_those_of_one_batch(monkeypatch, ranks, network, examples):
     """To rounding, and the same bits on all ranks; who has too few examples for all ranks passes them everywhere."""
     monkeypatch.setattr("istmpi.cost.evaluation.FLOPS_OF_ONE", 0)

@@ -22,14 +22,6 @@ def load(tmp_path, text):
     return Run.load(str(path))
 
 
-def test_defaults_then_the_file_then_the_command_line(tmp_path):
-    run = load(tmp_path, "[train]\nrounds = 7\nbatch = 9\n")
-    assert (run.train.rounds, run.train.batch, run.train.seed) == (7, 9, Train().seed)
-    over = run.override({"train.rounds": 8, "model.hidden": [3, 4]})
-    assert (over.train.rounds, over.train.batch, over.model.hidden) == (8, 9, (3, 4))
-    assert run.train.rounds == 7, "a run is not changed"
-
-
 def test_a_run_has_the_name_of_its_file_and_a_file_goes_before_a_run_that_ships(tmp_path, monkeypatch):
     assert load(tmp_path, "").name == "run" and load(tmp_path, 'name = "mine"').name == "mine"
     assert [Run.load(name).name for name in shipped()] == list(shipped())

@@ -78,17 +78,6 @@ def test_stereo_is_averaged_and_another_rate_refused(tmp_path):
         prepared(tmp_path, "speech", folder)
 
 
-@pytest.mark.parametrize("mode, channels", [("RGB", 3), ("L", 1)])
-def test_images_are_stored_channels_first(tmp_path, mode, channels):
-    folder = make_images(tmp_path / "input", mode=mode)
-    data, raw = prepared(tmp_path, "images", folder)
-    assert data.shape == (channels, 4, 6) and data.classes == ("cat", "dog")
-    assert (len(data.train), len(data.test)) == (10, 10)
-    pixels = np.asarray(Image.open(folder / "train" / "dog" / "0.png")).reshape(4, 6, channels)
-    np.testing.assert_allclose(raw["train"][5].reshape(data.shape), pixels.transpose(2, 0, 1), atol=1e-3)
-    assert len(np.unique(data.mean)) == channels
-
-
 def test_an_image_of_another_size_is_named_or_resized(tmp_path):
     folder = make_images(tmp_path / "input")
     Image.new("RGB", (7, 4)).save(folder / "train" / "dog" / "2.png")

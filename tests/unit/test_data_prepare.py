@@ -228,12 +228,6 @@ def folder(tmp_path):
     return root
 
 
-def test_a_folder(folder):
-    archive = Archive(folder)
-    assert archive.names == sorted(FILES) and dict(archive.read(archive.names)) == FILES
-    assert dict(archive.read({"top.txt"})) == {"top.txt": b"top"} == dict(Archive(folder / "top.txt").read(["top.txt"]))
-
-
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
 def test_a_tar(folder, tmp_path, ending):
     archive = Archive(pack(folder, tmp_path / f"packed{ending}"), tmp_path)

@@ -14,7 +14,6 @@ from istmpi.cli.main import istmpi
 from istmpi.record import RunFolder
 
 ROOT = Path(__file__).parents[2]
-CONVNET = f"{ROOT}/examples/convnet.py:ConvNet"
 COMPARE = ("slurm", "digits", "--compare", "--nodes", 4, "--", "--hidden", "2", "--methods")
 
 
@@ -163,9 +162,6 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("slurm", "digits", "--", "--model", f"{__file__}:Net", "--data", "no.h5"), "data no.h5 does not exist."),
         (("slurm", "digits", "--stage", "nowhere"), "--stage nowhere does not exist."),
         (("slurm", "digits", "--nodes", 4, "--", "--hidden", "2"), "hidden1 has 2 units, but the run has 4 ranks"),
-        (("folder", "--ranks", 99, "--", "digits", "--model", CONVNET), "channels1 has 32 units, but the run has 99"),
-        (("slurm", "digits", "--", "--set", "train.class_weights=[1,2]"), "or a list of 10 numbers, not all 0"),
-        (("slurm", "digits", "--", "--method", "ist-push-pull"), "method.name = 'ist-push-pull' is not known"),
         ((*COMPARE, "local-sgd,ist"), "hidden1 has 2 units, but the run has 4 ranks"),
         (("slurm", "digits", "--", "--lrr", "2"), "No such option"),
         (("pbs", "digits", "--gpus", 8, "--", "--group-size", 3), "train.group_size = 3 does not divide the 8"),

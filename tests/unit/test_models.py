@@ -43,18 +43,6 @@ def test_built_at_any_lengths_every_parameter_has_the_shape_of_its_pattern(setti
         assert built(x).shape == (3, chosen["labels"])
 
 
-def test_the_papers_network_is_the_default():
-    """Linear without bias, batch normalisation, ReLU; and a normalisation without scale and shift on the logits."""
-    network = architecture(6, 3, "classification", Model(hidden=(5, 4)))
-    names = ("linear.weight", "norm.weight", "norm.bias")
-    layers = [f"{stage}.{name}" for stage in ("hidden1", "hidden2") for name in names]
-    assert list(network.parameters) == [*layers, "labels.linear.weight"]
-    assert str(network.parameters["hidden2.linear.weight"].pattern) == "hidden2 hidden1"
-    assert network.groups == ("hidden1", "hidden2")
-    kinds = [type(layer).__name__ for stage in network.build(network.lengths) for layer in stage]
-    assert kinds == ["Linear", "BatchNorm", "ReLU"] * 2 + ["Linear", "BatchNorm"]
-
-
 @pytest.mark.parametrize(
     "norm, task, wanted, normalised",
     [

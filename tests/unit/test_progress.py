@@ -91,7 +91,6 @@ def ended(tmp_path, capsys, showing, **settings):
     settings = {"train__rounds": 3, "evaluate__every": 3, "output__folder": str(tmp_path / "run")} | settings
     display = TrainingDisplay(showing)
     run_training(small_run(**settings), world(), display)
-    display.plots()
     return capsys.readouterr()
 
 
