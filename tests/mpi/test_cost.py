@@ -5,7 +5,7 @@ from pathlib import Path
 import networks
 import own_data
 import pytest
-from own_runs import BOTH, DEEP
+from own_runs import BOTH, DEEP, NERF, OWN_WEIGHTS
 from replay_cases import GCN, OTHERS, TEXT, TRANSFORMER, XC
 from replaying import run_of
 from small import own_run, small_run
@@ -19,7 +19,6 @@ from istmpi.engine.slots import list_kinds
 from istmpi.models import mlp_network
 from istmpi.training.loop import Training
 from istmpi.training.same_network import build_network
-from tests.networks import joined_nets
 
 ADAM = {"optimizer__name": "adam", "method__optimizer_state": "carry", "optimizer__lr": 0.001}
 CARRIED = {"optimizer__momentum": 0.5, "method__optimizer_state": "carry"}
@@ -53,7 +52,6 @@ EXPERTS |= {"model__layers": 1, "model__heads": [3], "model__experts": [5], "mod
 OWN = {
     "own": {"model__name": f"{networks.__file__}:Shaken"},
     "convnet, a part redealt": {"model__name": EXAMPLE, "method__redeal": 0.3, **ADAM},
-    "convnet, outer": {"model__name": EXAMPLE, "method__partition": ["hidden"], "method__outer_momentum": 0.5},
     "convnet, seldom shared": {"model__name": EXAMPLE, "method__share_every": 3, **CARRIED},
     "llama": {"model__name": f"{EXAMPLES}/llama.py:Llama", "model__dtype": "float32"},
     "vision transformer": {"model__name": f"{EXAMPLES}/vit.py:ViT", "model__dtype": "float32"},
@@ -62,21 +60,16 @@ OWN = {
     "experts": EXPERTS,
     "a transformer": TRANSFORMER,
     "sparse rows": XC | {"optimizer__momentum": 0.9, "method__optimizer_state": "carry"},
-    "sparse rows, a part redealt": XC | {"optimizer__momentum": 0.9, "method__redeal": 0.3},
     "a graph in clusters": GCN | {"data__graph": "clusters", "train__batch": 2},
 }
 JOINED = {
     "plain": {},
-    "a part redealt": {"method__redeal": 0.3},
     "some widths": {"method__partition": ["wide"], "method__share_every": 2},
     "in fewer bits": {"method__wire": "int8", **ADAM, "model__dtype": "float32"},
-    "outer momentum": {"method__outer_momentum": 0.5},
     "shares": {"method__shares": [2.0, 1.0, 1.0]},
     "early": {"method__delay": 1},
 }
 """Settings with which elements that all ranks have travel in other ways."""
-NERF = {"model__name": f"{joined_nets.__file__}:Nerf", "model__hidden": 13, "model__wide": 11}
-OWN_WEIGHTS = {"model__name": f"{joined_nets.__file__}:OwnWeights", "model__units": 13, "model__wide": 11}
 
 
 def combine(method, case, **more):
@@ -87,15 +80,13 @@ def cases():
     yield from IST.items()
     yield from OWN.items()
     for method, spec in METHODS.items():
-        yield f"{method}, adam", combine(method, "adam carried, float32")
-        if spec.encodes:
-            yield f"{method}, adam, int8", combine(method, "adam carried, float32", method__wire="int8")
-    for method in ("local-sgd", "diloco", "streaming-diloco", "sparse-loco"):
+        wire = {"method__wire": "int8"} if spec.encodes else {}
+        yield f"{method}, adam", combine(method, "adam carried, float32", **wire)
+    for method in ("fedavg", "diloco", "sparse-loco"):
         yield f"{method}, outer", combine(method, "outer momentum, adam carried")
-    for method in ("local-sgd", "diloco"):
-        yield f"{method}, adam kept", combine(method, "plain", **ADAM | {"method__optimizer_state": "keep"})
-    for method in ("ist", "local-sgd", "diloco"):
+    for method in ("ist", "local-sgd"):
         yield f"{method}, outer, int8", combine(method, "plain", method__outer_momentum=0.5, method__wire="int8")
+    yield "local-sgd, adam kept", combine("local-sgd", "plain", **ADAM | {"method__optimizer_state": "keep"})
     for case in ("xc", "xc, momentum, in blocks", "resnet by blocks"):  # tests/unit/test_networks.py has others
         yield f"joint, {case}", OTHERS[case] | {"method__name": "joint"}
     yield "downpour, three rounds old", combine("downpour", "plain", method__staleness=3)

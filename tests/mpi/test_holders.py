@@ -3,7 +3,7 @@
 import numpy as np
 import oracle
 import pytest
-from own_runs import BOTH, DEEP
+from own_runs import BOTH, DEEP, NERF
 from replaying import run_of
 from resuming import assert_goes_on
 from small import assert_trained, small_run, trained
@@ -12,12 +12,10 @@ from istmpi.config.methods import METHODS
 from istmpi.cost import cost, round_bytes
 from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
-from tests.networks import joined_nets
 
 pytestmark = pytest.mark.ranks(only=[4])
 
 ADAM = {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
-NERF = {"model__name": f"{joined_nets.__file__}:Nerf", "model__hidden": 13, "model__wide": 11}
 CASES = {
     "plain": {},
     "layer norm, momentum carried": {"model__norm": "layer", "optimizer__momentum": 0.9, **ADAM},

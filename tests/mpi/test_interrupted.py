@@ -1,7 +1,7 @@
 """A run that is saved between rounds and stopped inside others goes on bit for bit, for every method and network."""
 
 import pytest
-from own_runs import CONVOLUTIONAL, DEEP, SHAKEN
+from own_runs import CONVOLUTIONAL, DEEP, NERF, SHAKEN
 from replay_cases import XC
 from replaying import run_of
 from resuming import save, stop_at
@@ -10,7 +10,6 @@ from small import assert_same_bits, whole
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.config.methods import METHODS
 from istmpi.training.loop import Training
-from tests.networks import joined_nets
 
 MOMENTUM = {"optimizer__momentum": 0.9}
 CARRIED = {"method__optimizer_state": "carry"}
@@ -53,15 +52,15 @@ ROUNDS = {
     "largest changes, seldom shared": TOP | ADAM | CARRIED | {"method__share_every": 3},
 }
 """Of the mlp: every method with the optimizer that has most state, and what else a round can be."""
-NERF = {"model__name": f"{joined_nets.__file__}:Nerf", "model__hidden": 13, "model__wide": 11, **ADAM, **CARRIED}
+JOINED = NERF | ADAM | CARRIED
 GROWN = CONVOLUTIONAL | {"train__resolution": [[0.5, 4], [0.5, 8]], **ADAM, **CARRIED}
 NETWORKS = {
     "own": SHAKEN,
     "sparse rows": XC | MOMENTUM | CARRIED,
     "blocks, seldom shared": DEEP | MOMENTUM | CARRIED | {"method__share_every": 3},
-    "joined, some widths": NERF | {"method__partition": ["wide"], "method__share_every": 2},
-    "joined, a part redealt in fewer bits": NERF | INT8 | {"method__redeal": 0.3},
-    "joined, shares and outer momentum": NERF | {"method__shares": [2.0, 1.0, 1.0], "method__outer_momentum": 0.5},
+    "joined, some widths": JOINED | {"method__partition": ["wide"], "method__share_every": 2},
+    "joined, a part redealt in fewer bits": JOINED | INT8 | {"method__redeal": 0.3},
+    "joined, shares and outer momentum": JOINED | {"method__shares": [2.0, 1.0, 1.0], "method__outer_momentum": 0.5},
     **{
         f"growing images, {method}": GROWN | {"method__name": method, **SPECIAL.get(method, {})}
         for method in ("streaming-diloco", "admm")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from batches import examples_of
 from networks_oracle import ORACLES, train
-from own_runs import BOTH, CONVOLUTIONAL, DEEP, FILE, RESNET, own_trained
+from own_runs import BOTH, CONVOLUTIONAL, DEEP, FILE, NERF, OWN_WEIGHTS, RESNET, own_trained
 from resuming import save
 from small import assert_trained, initial_weights, own_run, trained, whole
 from uses import check_uses, read_all
@@ -21,8 +21,6 @@ from istmpi.evaluation.sample import draw_calibration_rows
 from istmpi.training.loop import Training
 from tests.networks import dense_nets, joined_nets
 
-NERF = {"model__name": f"{joined_nets.__file__}:Nerf", "model__hidden": 13, "model__wide": 11}
-OWN_WEIGHTS = {"model__name": f"{joined_nets.__file__}:OwnWeights", "model__units": 13, "model__wide": 11}
 PLAIN = {
     "convolutional": (CONVOLUTIONAL, lambda: networks.Convolutional((1, 8, 8), 10, (7, 5), 6), (1, 8, 8)),
     "units beside inputs": (NERF, lambda: joined_nets.Nerf(64, 10, hidden=13, wide=11), (64,)),

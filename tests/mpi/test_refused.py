@@ -3,20 +3,18 @@
 import own_data
 import pytest
 from networks import __file__ as FILE
-from own_runs import CONVOLUTIONAL
+from own_runs import CONVOLUTIONAL, OWN_WEIGHTS
 from replay_cases import FILES, GCN, GRAPH, XC, files
 from small import own_run, small_run
 
 from istmpi.errors import ConfigError, DataError
 from istmpi.training.loop import Training
-from tests.networks import joined_nets
 
 FEDAVG, STREAMING, TAUGHT = ({"method__name": name} for name in ("fedavg", "streaming-diloco", "codistillation"))
 LOCAL = {"data__placement": "local", "data__source": "file-{rank}.npz"}
 NO_SHARE = "must be a method and its share of the rounds, such as 'local-sgd:10%'."
 SAMPLED = {"data__graph": "neighbours", "data__fanout": [2], "train__batch": 4}
 TOP = {"method__partition": ["hidden1"], "method__shared_wire": "top-k", "method__top": 900}
-OWN_WEIGHTS = {"model__name": f"{joined_nets.__file__}:OwnWeights", "model__units": 13, "model__wide": 11}
 
 
 def own(name, **settings):

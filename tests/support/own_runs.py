@@ -4,6 +4,7 @@ import networks
 from small import own_run
 
 from istmpi.training.loop import Training
+from tests.networks import joined_nets
 
 FILE = networks.__file__
 CONVOLUTIONAL = {
@@ -31,6 +32,8 @@ DEEP = {
     "train__rounds": 2,
 }
 BOTH = DEEP | {"method__partition": ["blocks2", "inner2"]}
+NERF = {"model__name": f"{joined_nets.__file__}:Nerf", "model__hidden": 13, "model__wide": 11}
+OWN_WEIGHTS = {"model__name": f"{joined_nets.__file__}:OwnWeights", "model__units": 13, "model__wide": 11}
 
 
 def own_trained(comm, **settings):

@@ -16,7 +16,6 @@ from istmpi.inspection.inference import infer
 from istmpi.inspection.tracing import trace
 from istmpi.network.arguments import user_network
 from istmpi.network.norms import build_module
-from istmpi.network.trials import one_thread
 
 FILE, LAYERED = Path(networks.__file__), Path(layered_networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
@@ -37,13 +36,6 @@ NETWORKS = {
     f"{LAYERED}:Rooted": SEQUENCE,
 }
 BATCH = 6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone():
-    """Small networks are slow with threads that share cores with other tests."""
-    with one_thread():
-        yield
 
 
 def traced(name, shape, **arguments):

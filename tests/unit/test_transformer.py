@@ -18,12 +18,11 @@ from istmpi.models.moe import Experts
 from istmpi.models.transformer import Transformer
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
-from istmpi.network.trials import one_thread
 from istmpi.tasks import NEXT_TOKEN
 from istmpi.units import number
 
 WINDOW, WORDS = 12, 20
-SMALL = {"layers": 3, "embed": 10, "heads": [4, 5, 3], "head_dim": 6, "hidden": [7, 8, 9]}
+SMALL = {"layers": 2, "embed": 10, "heads": [4, 5], "head_dim": 6, "hidden": [7, 8]}
 KINDS = [
     {"norm": norm, "positions": positions, "feed_forward": feed_forward, "tied": tied, "queries": queries}
     for norm, positions, feed_forward, tied, queries in (
@@ -32,12 +31,6 @@ KINDS = [
         ("rms", "rotary", "gelu", True, 3),
     )
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone():
-    with one_thread():
-        yield
 
 
 @cache
@@ -69,8 +62,8 @@ def tokens(count=2, length=WINDOW):
 @pytest.mark.parametrize("number", [0, 1])
 def test_heads_and_feed_forward_units_are_dealt_out_layer_by_layer(number):
     found, kind = examined(number), KINDS[number]
-    assert found.default_groups == ("heads1", "heads2", "heads3", "hidden1", "hidden2", "hidden3")
-    assert [block.path for block in found.blocks["layers"]] == ["layers.0", "layers.1", "layers.2"]
+    assert found.default_groups == ("heads1", "heads2", "hidden1", "hidden2")
+    assert [block.path for block in found.blocks["layers"]] == ["layers.0", "layers.1"]
     ends = "layers.0.attention.output", "layers.0.feed_forward.down"
     assert found.blocks["layers"][0].ends == ends
     axes = {name: str(one.pattern) for name, one in found.parameters.items()}
@@ -79,7 +72,7 @@ def test_heads_and_feed_forward_units_are_dealt_out_layer_by_layer(number):
     assert axes["layers.1.attention.query.weight"] == f"(layers[1] {queries}) embed"
     assert axes["layers.1.attention.value.weight"] == f"(layers[1] heads2 {length}) embed"
     assert axes["layers.1.attention.output.weight"] == f"(layers[1] embed) ({queries})"
-    assert axes["layers.2.feed_forward.down.weight"] == "(layers[2] embed) hidden3"
+    assert axes["layers.1.feed_forward.down.weight"] == "(layers[1] embed) hidden2"
     assert ("outputs.weight" in axes) == (not kind["tied"])
     summed = {name: groups for name, groups in found.sums.items() if set(groups) & {*found.default_groups}}
     assert {name.split(".", 2)[2] for name in summed} == {"attention.output", "feed_forward.down"}

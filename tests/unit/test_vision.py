@@ -9,7 +9,6 @@ from istmpi.inspection.examine import inspect
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.norms import build_module
-from istmpi.network.trials import one_thread
 from istmpi.outputs import join_outputs
 
 IMAGE, IMAGENET = (3, 16, 16), (3, 224, 224)
@@ -20,12 +19,6 @@ SMALL = {
     "vgg with exits": {"channels": [6, 7, 8, 9, 10], "dense": [12], "exits": [2, 5]},
     "bottleneck": {"blocks": [2, 1], "channels": [8, 12], "inner": [5, 7], "bottleneck": True, "stem": 7},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone():
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

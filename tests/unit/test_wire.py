@@ -46,18 +46,16 @@ WIRE_CASES = [("owners", "all 0", None), ("all 0", "owners", "all 1"), ("all 0",
 WIRE_CASES += [("some", "owners", None), ("none", "owners", None)]
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kind, ranks", [("int8", 1), ("bfloat16", 3), ("int8", 3)])
 @pytest.mark.parametrize("source, target, exclude", WIRE_CASES)
 def test_in_fewer_bits_all_arrives_nearly_as_it_left_however_messages_are_cut(kind, source, target, exclude, ranks):
     layouts = [layout(name, ranks, WIRE_LENGTHS) for name in (source, target)]
     without = layout(exclude, ranks, WIRE_LENGTHS) if exclude else None
     exact, mine = wired("float32", *layouts, ranks, exclude=without)
     coded, _ = wired(kind, *layouts, ranks, exclude=without)
-    for staging_bytes in (ranks * 300, ranks * 2000):
-        cut, _ = wired(kind, *layouts, ranks, staging_bytes, without)
-        for one, other in zip(coded, cut):
-            assert all(torch.allclose(one[name], other[name], rtol=0, atol=0) for name in one)
+    cut, _ = wired(kind, *layouts, ranks, ranks * 300, without)
+    for one, other in zip(coded, cut):
+        assert all(torch.allclose(one[name], other[name], rtol=0, atol=0) for name in one)
     changed = False
     for one, other in zip(exact, coded):
         for name in one:
