@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from istmpi.comm.at_once import count_trips
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing
 from istmpi.foreign import Fields, is_figure, is_file, printable
@@ -103,10 +104,8 @@ class Cluster:
         """Return the seconds of a collective call of small messages."""
         if self.call_seconds:
             return self.call_seconds
-        # Ranks pass messages on, log2 P times one after the other. Messages of the ring of an
-        # all-reduce follow each other, so this is the time of one.
-        hops = (ranks - 1).bit_length()
-        return hops * self.links["allreduce"].latency
+        # Messages of the ring of an all-reduce follow each other, so this is the time of one.
+        return count_trips(ranks) * self.links["allreduce"].latency
 
     def check(self, ranks: int) -> None:
         if len(self.flops) not in (1, ranks):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from istmpi.cluster.figures import Cluster, Link
 from istmpi.cluster.time import BACKWARD_SHARE, CROWDED, RoundTime, round_time, step_seconds
+from istmpi.comm.at_once import count_trips
 from istmpi.config import Run
 from istmpi.cost.members import (
     NormalisedTogether,
@@ -35,7 +36,7 @@ def time_rounds(run: Run, architecture: Architecture, counted: Cost, cluster: Cl
     slots = len(counted.spec.optimizer_slots(run))
     copies = count_shared_copies(counted.spec, slots, counted.local_steps)
     shared = hops * float(copies * counted.largest.memory.network) * inside.seconds_per_byte
-    waits = hops * inside.latency + _wait_for_gradients(of_member, members, cluster)
+    waits = count_trips(members) * inside.latency + _wait_for_gradients(of_member, members, cluster)
     lengths = of_member.largest.part.lengths
     sums = count_normalised_together(architecture, lengths, run.train.sync_batch_norm)
     waits += _wait_for_moments(sums, members, inside)

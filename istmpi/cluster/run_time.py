@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from istmpi.cluster.figures import Cluster
 from istmpi.cluster.group_time import time_rounds
+from istmpi.comm.at_once import MOST_RANKS, count_trips
 from istmpi.comm.ring import count_waits
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
@@ -235,13 +236,12 @@ def _time_means(sizes: Sequence[int], together: bool, ranks: int, cluster: Clust
 
 
 def _told_seconds(ranks: int, cluster: Cluster) -> float:
-    """Return the seconds until a rank has what rank 0 tells all, as a mean over ranks.
-
-    Ranks pass it on. In a call of all ranks, each of them waits for as many messages, one after the
-    other, as the last one here.
-    """
-    hops = sum(rank.bit_count() for rank in range(ranks)) / ranks
-    return hops / (ranks - 1).bit_length() * cluster.small_call(ranks)
+    """Return the seconds until a rank has what rank 0 tells all, as a mean over ranks."""
+    trips: float = ranks - 1
+    if ranks > MOST_RANKS:
+        # Ranks pass it on.
+        trips = sum(rank.bit_count() for rank in range(ranks))
+    return trips / ranks / count_trips(ranks) * cluster.small_call(ranks)
 
 
 def _message_seconds(ranks: int, nbytes: float, cluster: Cluster) -> float:

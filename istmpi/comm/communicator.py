@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from istmpi.comm import mpi, objects
+from istmpi.comm import at_once, mpi, objects
 from istmpi.comm.agreement import Agreement, Told, find_shared_error
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.exchange import Staged, exchange_in_pieces
@@ -100,18 +100,17 @@ class Communicator:
         Rank r's array has ``counts[r]`` elements.
         """
         lengths = [count * part.dtype.itemsize for count in counts]
-        starts = [*accumulate(lengths, initial=0)][:-1]
         result = np.empty(sum(counts), dtype=part.dtype)
         # As bytes, so that MPI needs no datatype for each dtype.
         sent = np.ascontiguousarray(part).view(np.uint8)
         received = result.view(np.uint8)
         if received.nbytes <= LARGEST_CALL:
-            byte = self._library.BYTE
-            request = self.mpi.Iallgatherv([sent, byte], [received, lengths, starts, byte])
+            request = at_once.gather_to_all(self.mpi, sent, received, lengths, self._library.BYTE)
             self._finish(request, "allgatherv")
             self.count_sent(sent.nbytes * (self.size - 1))
         else:
             # Displacements beyond 2**31 need MPI-4: each rank broadcasts its part instead.
+            starts = [*accumulate(lengths, initial=0)][:-1]
             received[starts[self.rank] :][: sent.nbytes] = sent
             for rank, (start, nbytes) in enumerate(zip(starts, lengths, strict=True)):
                 self.broadcast(received[start : start + nbytes], rank)
@@ -141,7 +140,8 @@ class Communicator:
         flat = values.reshape(-1).view(np.uint8)
         for start in range(0, flat.nbytes, LARGEST_CALL):
             piece = flat[start : start + LARGEST_CALL]
-            self._finish(self.mpi.Ibcast([piece, self._library.BYTE], root=root), "broadcast")
+            request = at_once.broadcast(self.mpi, piece, root, self._library.BYTE)
+            self._finish(request, "broadcast")
         if self.rank == root:
             self.count_sent(values.nbytes * (self.size - 1))
 
@@ -201,8 +201,9 @@ class Communicator:
         while True:
             own_slot = objects.make_slot(packed, size)
             slots = bytearray(self.size * size)
-            byte = self._library.BYTE
-            self._finish(self.mpi.Iallgather([own_slot, byte], [slots, byte]), "allgather")
+            lengths = [size] * self.size
+            request = at_once.gather_to_all(self.mpi, own_slot, slots, lengths, self._library.BYTE)
+            self._finish(request, "allgather")
             self.ledger.add(size * (self.size - 1), 0, self._purpose)
             needed = objects.find_size(slots, size)
             if needed <= size:
@@ -231,7 +232,8 @@ class Communicator:
         size = self.broadcast_slot
         while True:
             slot = bytearray(objects.make_slot(packed, size))
-            self._finish(self.mpi.Ibcast([slot, self._library.BYTE]), "broadcast")
+            request = at_once.broadcast(self.mpi, slot, root=0, byte=self._library.BYTE)
+            self._finish(request, "broadcast")
             if self.rank == 0:
                 self.ledger.add(size * (self.size - 1), 0, self._purpose)
             # All ranks see the size that rank 0 needs, and repeat the call together.

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import ceil, log2
 
+from istmpi.comm.at_once import MOST_RANKS
 from istmpi.comm.resends import Resends
 
 START = "start"
@@ -120,9 +121,12 @@ def estimate_line_bytes(nbytes: int, calls: int, hosts: int) -> int:
     are counted, with one rank on each host. What TCP sends again is not in it."""
     if hosts < 2:
         return 0
-    # In a call of few bytes, a rank sends to log2(P) others; in one of many bytes, to P - 1. A run
-    # has about as many calls of each kind.
-    peers = (ceil(log2(hosts)) + hosts - 1) / 2
+    # Ranks pass few bytes on where they are many: a rank then sends to log2(P) others. A run has
+    # about as many calls of many bytes.
+    few = hosts - 1
+    if hosts > MOST_RANKS:
+        few = ceil(log2(hosts))
+    peers = (few + hosts - 1) / 2
     start = HOST_BYTES * hosts + PAIR_BYTES * hosts * (hosts - 1)
     headers = nbytes * SEGMENT_HEADERS / SEGMENT_BYTES + calls * hosts * peers * MESSAGE_BYTES
     return round(start + nbytes + headers)

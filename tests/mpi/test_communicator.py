@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 from patience import Limit, patient
 
-from istmpi.comm import communicator, exchange
+from istmpi.comm import at_once, communicator, exchange
 from istmpi.comm.thread_mailbox import ThreadMailbox
 
-LIMITS = pytest.mark.parametrize("limit", [5, 2**30])
+LIMITS = pytest.mark.parametrize("limit", [5, 2**20, 2**30])
 
 
 @pytest.fixture
 def limited(monkeypatch, limit):
     monkeypatch.setattr(communicator, "LARGEST_CALL", limit)
+    if limit < 2**30:
+        monkeypatch.setattr(at_once, "MOST_BYTES", 0)
 
 
 @LIMITS
@@ -38,6 +40,17 @@ def test_a_broadcast_brings_all_of_the_roots_whatever_fits_into_one_call(comm, l
     comm.broadcast(values, root)
     assert values.tolist() == expected.tolist()
     assert comm.traffic.bytes - before == (expected.nbytes * (comm.size - 1) if comm.rank == root else 0)
+
+
+@pytest.mark.real
+@pytest.mark.ranks(only=[4])
+def test_a_rank_hears_what_rank_0_tells_while_other_ranks_are_late(comm):
+    """Ranks that pass it on would wait for each other here: rank 3 for rank 2, and rank 2 for rank 3."""
+    if comm.rank == 2:
+        comm.receive(np.empty(1), 3)
+    assert comm.broadcast_from_root("news" if comm.rank == 0 else None) == "news"
+    if comm.rank == 3:
+        comm.send(np.ones(1), 2)
 
 
 @pytest.mark.real

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from replay_cases import MLP, OTHERS
-from replaying import CASES, keep, replayed, require_recorded, run_of
+from replaying import CASES, keep, passed_on, replayed, require_recorded, run_of  # noqa: F401
 from small import on_root
 
 REAL = ("diloco", "sparse-loco", "local-sgd, bfloat16 on the wire", "data-parallel, int8 on the wire", "xc")
@@ -20,6 +20,7 @@ def at(ranks, cases):
     return [pytest.param(case, marks=[mark, *[pytest.mark.both] * (case in REAL)]) for case in cases]
 
 
+@pytest.mark.usefixtures("passed_on")
 @pytest.mark.ranks(only=[1, 2, 3, 4])
 @pytest.mark.parametrize("case", [*at(1, [*MLP][::6]), *at(2, [*MLP][1::2]), *at(3, OTHERS)])
 def test_nothing_has_changed(comm, shared_tmp, case):

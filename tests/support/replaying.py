@@ -18,11 +18,17 @@ import torch
 from replay_cases import FILES, MLP, OTHERS, files
 from small import own_run, small_run, whole
 
-from istmpi.comm import Communicator
+from istmpi.comm import Communicator, at_once
 from istmpi.training.loop import Training
 
 RECORD = Path(__file__).parents[1] / "mpi" / "replay.json"
 CASES = MLP | OTHERS
+
+
+@pytest.fixture
+def passed_on(monkeypatch):
+    """Ranks pass few bytes on, by calls with the names in the record."""
+    monkeypatch.setattr(at_once, "MOST_RANKS", 0)
 
 
 class Recorded:
@@ -49,7 +55,8 @@ class Recorded:
         return self._communicator.Ialltoallv(send, receive)
 
     def Iallgatherv(self, send, receive):
-        self._note(["Allgatherv", send[0].nbytes])
+        if isinstance(send[0], np.ndarray):  # not a packed object
+            self._note(["Allgatherv", send[0].nbytes])
         return self._communicator.Iallgatherv(send, receive)
 
     def Igatherv(self, send, receive):

@@ -18,8 +18,8 @@ from istmpi.units import size
 def test_segments_messages_and_a_start_have_their_bytes():
     starts = {2: 2 * 10_000 + 2 * 8_000, 4: 4 * 10_000 + 12 * 8_000, 5: 5 * 10_000 + 20 * 8_000}
     assert estimate_line_bytes(1_448_000, calls=0, hosts=2) == starts[2] + 1_448_000 + 1000 * (66 + 33)
-    assert estimate_line_bytes(2896, calls=3, hosts=4) == starts[4] + 2896 + 2 * 99 + 3 * 4 * 2.5 * 73
-    assert estimate_line_bytes(0, calls=2, hosts=5) == starts[5] + 2 * 5 * 3.5 * 73
+    assert estimate_line_bytes(2896, calls=3, hosts=4) == starts[4] + 2896 + 2 * 99 + 3 * 4 * 3 * 73
+    assert estimate_line_bytes(0, calls=2, hosts=5) == starts[5] + 2 * 5 * 4 * 73
     assert estimate_line_bytes(2896, calls=3, hosts=1) == 0
 
 

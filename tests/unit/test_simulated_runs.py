@@ -7,7 +7,7 @@ import networks
 import pytest
 import torch
 from replay_cases import MLP
-from replaying import RECORD, arithmetic, replayed, run_of
+from replaying import RECORD, arithmetic, passed_on, replayed, run_of  # noqa: F401
 from small import Listening, small_run
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,6 +25,7 @@ SHORT = {"train__rounds": 2, "method__local_steps": 2}
 RECORDED = json.loads(RECORD.read_text())
 
 
+@pytest.mark.usefixtures("passed_on")
 @pytest.mark.parametrize("case", list(MLP)[::5])
 def test_the_recorded_bits_and_messages_come_out_when_ranks_stop_and_are_slow(case, tmp_path):
     number = list(MLP).index(case)
