@@ -153,6 +153,15 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             append(self.path / METRICS, b"")
 
+    def unmake(self) -> None:
+        """Remove what a run that was refused has made, where it is empty."""
+        with suppress(OSError):
+            (self.path / "checkpoints").rmdir()
+        metrics = self.path / METRICS
+        with suppress(OSError):
+            if metrics.stat().st_size == 0:
+                metrics.unlink()
+
     def keep_metrics(self, rounds: int) -> None:
         """Keep the lines of the first ``rounds`` rounds; a resumed run repeats the others."""
         self._write_metrics(line for line in self.metrics() if line["round"] <= rounds)

@@ -17,6 +17,7 @@ from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator
 from istmpi.comm.root import ask_root
 from istmpi.config import Run
+from istmpi.errors import IstmpiError
 from istmpi.lock import FolderLock
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.training.opening import Opening
@@ -104,7 +105,13 @@ class FolderKeeper:
         self.place = find_probe(probe, self.folder.path, self._communicator)
         if probe and self.place.unseen:
             choose(run.checkpoint.writer, self.place.parallel, self.place.unseen)
-            self._lock_elsewhere(probe.content, start, run)
+            try:
+                self._lock_elsewhere(probe.content, start, run)
+            except IstmpiError:
+                # The next try finds the folder as this one has found it.
+                if self.place.keeps and not self._resumes:
+                    self.folder.unmake()
+                raise
         # Its rows are in the memory now.
         if start:
             start.discard()

@@ -108,6 +108,7 @@ def test_hosts_keep_their_parts_end_as_on_one_disk_and_refuse_what_cannot_be(dis
     # An earlier run's files are on another host.
     for name, text in {"direct": f"rank 1 on {os.uname().nodename} does not see .* of rank 0", **DATA}.items():
         assert re.search(text, said[name].refusal()), said[name]
+    assert not [*disks.host(0, "used").iterdir()], "the next try finds a free folder"
 
 
 @pytest.mark.timeout(240)
