@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-_WAITS = {"rounds": "in rounds", "evaluation": "in evaluations", "saving": "to save"}
+_WAITS = {
+    "start": "to load",
+    "rounds": "in rounds",
+    "evaluation": "in evaluations",
+    "saving": "to save",
+}
 
 
 def describe_waits(waits: Mapping[str, Any]) -> str:
@@ -19,11 +24,14 @@ def describe_waits(waits: Mapping[str, Any]) -> str:
         if planned["least"] != planned["calls"]:
             text = f"{planned['least']:,} to {text}"
         if purpose == "saving":
-            text += f" ({_join_range(*waits['apart'])} more if hosts share no folder)"
+            text += f" ({_join_range(*waits['apart'])} more without a shared folder)"
+        if purpose == "start":
+            text += f" ({waits['start_apart']} more without a shared folder)"
         parts.append(text)
-    missing.append("those to load")
-    listed = ", ".join(parts) or "none"
-    return f"waits, one call after the other: {listed}; not predicted: {', '.join(missing)}"
+    text = f"waits, one call after the other: {', '.join(parts) or 'none'}"
+    if missing:
+        text += f"; not predicted: {', '.join(missing)}"
+    return text
 
 
 def _join_range(first: int, last: int) -> str:

@@ -14,6 +14,7 @@ from istmpi.evaluation.planned_bytes import list_evaluated
 from istmpi.evaluation.planned_waits import count_temperature_waits, plan_evaluation_waits
 from istmpi.evaluation.planning import choose_form, choose_interval
 from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import find_origin
 from istmpi.tasks import OwnTask
 from istmpi.training.saves import (
     CALLS,
@@ -26,17 +27,26 @@ from istmpi.training.saves import (
     list_unknown,
 )
 
+_CALLS_OF_START = 5
+"""The calls of a start: facts of all processes, the run's folder with its settings and data, its
+network, who sees the folder, and the first deal."""
+_CALLS_OF_START_APART = 1
+"""The further calls of a start if hosts share no folder."""
+
 
 @dataclass(frozen=True)
 class PlannedWaits:
-    """The waits of a new run, by purpose. Those of its start are not known before it."""
+    """The waits of a new run, by purpose."""
 
+    start: Waits
     rounds: Waits
     evaluation: Waits
     saving: Waits
     apart: tuple[int, int] | None = None
     """The fewest and the most further waits of saves if hosts share no folder; None if waits of
     saves are not known."""
+    start_apart: int = _CALLS_OF_START_APART
+    """The further waits of the start then."""
 
 
 def plan_waits(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> PlannedWaits:
@@ -47,6 +57,7 @@ def plan_waits(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
         # A long description of a checkpoint takes a second call.
         apart = (CALLS_OF_ROWS, CALLS_OF_ROWS + len(list_checkpoints(run)))
     return PlannedWaits(
+        start=_ask(_plan_start, run, architecture, data, ranks),
         rounds=_ask(_plan_rounds, run, architecture, data, ranks),
         evaluation=_ask(plan_evaluation_waits, run, architecture, data, ranks),
         saving=saving,
@@ -62,6 +73,40 @@ def _ask(plan: Plan, run: Run, architecture: Architecture, data: Dataset, ranks:
         return plan(run, architecture, data, ranks)
     except UnknownWaits as reason:
         return Waits(unknown=str(reason))
+
+
+def _plan_start(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Waits:
+    if ranks == 1:
+        return Waits(calls=0, least=0)
+    reasons = {
+        "a program has the loop": data.network is not None,
+        "train.init": bool(run.train.init),
+        "the size of images changes": any(side for _, side, _ in run.stretches()),
+        "columns of ranks differ": bool(data.columns),
+        "replica groups": run.train.group_size != 1,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise UnknownWaits(reason)
+    calls = _CALLS_OF_START + count_threads(run)
+    # Rank 0 tells the others the table that it finds, which may be long.
+    tables = int(find_origin(run.model.name).is_inspected)
+    spec = find_method_spec(run.method.name)
+    # What travels beside local steps has a communicator of its own.
+    if spec.sums_outputs or spec.leaves_early(run, architecture, ranks):
+        calls += 1
+    # A mean over examples counts those of each rank.
+    if spec.in_passes:
+        calls += 1
+    return Waits(calls=calls + 2 * tables, least=calls + tables)
+
+
+def count_threads(run: Run) -> int:
+    """Return how many threads of a run have a communicator of their own, which a call makes: those
+    of the hang watch and of checkpoints. Ranks have them if their MPI library lets threads call
+    it."""
+    checkpoint = run.checkpoint
+    return int(run.comm.patience > 0) + int(bool(checkpoint.every) and not checkpoint.wait)
 
 
 def _plan_rounds(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Waits:
