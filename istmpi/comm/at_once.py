@@ -38,9 +38,9 @@ def gather_to_all(handle: Any, part: Buffer, whole: Buffer, lengths: list[int], 
     starts = [*accumulate(lengths, initial=0)][:-1]
     if not is_at_once(ranks, max(lengths)):
         return handle.Iallgatherv([part, byte], [whole, lengths, starts, byte])
-    own = lengths[handle.Get_rank()]
+    nbytes = lengths[handle.Get_rank()]
     # All messages are the same bytes.
-    sent = [part, [own] * ranks, [0] * ranks, byte]
+    sent = [part, [nbytes] * ranks, [0] * ranks, byte]
     return handle.Ialltoallv(sent, [whole, lengths, starts, byte])
 
 
