@@ -67,15 +67,11 @@ def _count_group(run: Run, network: Architecture, data: Dataset | None, first: C
     evaluating = None
     passed: Amount = 0
     if data is not None:
-        from istmpi.evaluation.planning import (
-            count_evaluating_groups,
-            count_pass_bytes,
-            plan_evaluation,
-        )
+        from istmpi.evaluation.planning import Evaluations
 
-        plan = plan_evaluation(run, network, data, first.ranks, first.ranks)
-        evaluating = count_evaluating_groups(run, first.ranks, plan)
-        passed = count_pass_bytes(run, network, first.ranks, plan)
+        evaluations = Evaluations.in_training(run, network, data, first.ranks)
+        evaluating = evaluations.count_groups()
+        passed = evaluations.count_pass_bytes()
     return count_group(
         run,
         network,
@@ -92,24 +88,25 @@ def _plan_around_rounds(
 ) -> dict[str, Any]:
     """Return the figures of evaluations and saves, and with a cluster the seconds of all."""
     from istmpi.evaluation.planned_bytes import plan_evaluations
-    from istmpi.evaluation.planning import choose_interval
+    from istmpi.evaluation.planning import Evaluations
     from istmpi.training.saves import plan_saves
     from istmpi.training.waits import plan_waits
 
     # As a training does: the size of the calibration sample depends on the interval.
-    run = run.override({"evaluate.every": choose_interval(run, network, data, ranks)})
-    evaluations = plan_evaluations(run, network, data, ranks)
+    every = Evaluations.in_training(run, network, data, ranks).every
+    run = run.override({"evaluate.every": every})
+    evaluations = Evaluations.in_training(run, network, data, ranks)
     figures: dict[str, Any] = {
-        "evaluations": asdict(evaluations),
-        "saving": asdict(plan_saves(run, network, data, ranks)),
-        "waits": asdict(plan_waits(run, network, data, ranks)),
+        "evaluations": asdict(plan_evaluations(evaluations)),
+        "saving": asdict(plan_saves(evaluations)),
+        "waits": asdict(plan_waits(evaluations)),
     }
     if cluster is not None:
         from istmpi.cluster.figures import find_cluster
         from istmpi.cluster.run_time import predict_run
 
         measured = find_cluster(cluster)
-        seconds = predict_run(run, network, data, ranks, measured)
+        seconds = predict_run(evaluations, measured)
         figures["seconds"] = {"cluster": measured.name, **asdict(seconds)}
     return figures
 

@@ -1,6 +1,7 @@
 """The facts of a run in words: at its beginning, after a round, and at its end."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from istmpi import comm
 from istmpi.checkpoint.folder import NETWORK
@@ -9,7 +10,6 @@ from istmpi.comm.ledger import EVALUATION, ROUNDS, SAVING, START
 from istmpi.cost import cost
 from istmpi.cost.calibration import SHARE
 from istmpi.data.graph.split import GraphSplit
-from istmpi.evaluation.planning import choose_interval, find_share
 from istmpi.evaluation.sample import count_scored_in_training
 from istmpi.optim import schedules
 from istmpi.record import RunFolder
@@ -126,7 +126,6 @@ def _describe_evaluations(training: Training) -> str:
     run = training.run
     data = training.dataset
     evaluator = training.evaluator
-    ranks = training.communicator.size
     every = run.evaluate.rounds_between(run.train.rounds)
     words = "every round"
     if every >= run.train.rounds:
@@ -137,13 +136,14 @@ def _describe_evaluations(training: Training) -> str:
         return words
     words += f" on {count_scored_in_training(run, data):,} examples"
     if training.architecture.batch_norms:
-        words += f", calibrated on {evaluator.sampled:,}"
-    share = find_share(run, training.architecture, data, ranks, evaluator.plan)
+        words += f", calibrated on {evaluator.planned.sampled:,}"
+    # A program may have set other rounds since.
+    evaluations = replace(evaluator.planned, run=run)
+    share = evaluations.find_share()
     words += f": {share:.0%} of the FLOPs"
-    by_default = run.override({"evaluate.every": 0})
-    chosen = choose_interval(by_default, training.architecture, data, ranks)
+    by_default = replace(evaluations, run=run.override({"evaluate.every": 0}))
     # The default is as rare as bytes and FLOPs together ask for.
-    if share > SHARE and every < chosen:
+    if share > SHARE and every < by_default.every:
         words += ", more than a tenth (reduce it with evaluate.every, evaluate.examples)"
     return words
 

@@ -11,7 +11,6 @@ from istmpi.cluster.figures import fit
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.cost.calibration import SAMPLED, count_values
-from istmpi.evaluation.planning import count_evaluation_flops, list_passes
 from istmpi.training.loop import Training
 
 WIDTHS = ([16], [128, 128], [512, 512], [1024, 1024])
@@ -49,12 +48,9 @@ def _fit_evaluations(tiny: Run, alone: Communicator) -> Alone:
     for hidden in WIDTHS:
         changes = {"model.hidden": hidden, "evaluate.calibration_examples": SAMPLED}
         training = Training(tiny.override(changes), alone)
-        run = training.run
-        network = training.architecture
-        data = training.dataset
-        values.append(count_values(network, list_passes(run, network, data, 1, 1)))
-        plan = training.evaluator.plan
-        flops.append(float(count_evaluation_flops(run, network, data, 1, plan)))
+        evaluations = training.evaluator.planned
+        values.append(count_values(training.architecture, evaluations.list_passes()))
+        flops.append(float(evaluations.count_flops()))
         seconds.append(_time_evaluation(training))
     (fixed, per_value, per_flop), _ = fit([[1.0] * len(flops), values, flops], seconds)
     return Alone(fixed, per_value, per_flop)

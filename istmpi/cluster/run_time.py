@@ -13,30 +13,13 @@ from istmpi.cluster.figures import Cluster
 from istmpi.cluster.group_time import time_rounds
 from istmpi.comm.at_once import MOST_RANKS, count_trips
 from istmpi.comm.ring import count_waits
-from istmpi.config import Run
-from istmpi.config.methods import find_method_spec
 from istmpi.cost.calibration import count_values, forward_flops
-from istmpi.cost.evaluation import EvaluationPlan
 from istmpi.cost.loads import ALLREDUCE, ALLTOALLV
 from istmpi.cost.run_cost import Cost, phase_costs
 from istmpi.cost.waits import divide_by_method
-from istmpi.data.dataset import Dataset
 from istmpi.engine.axes import count_bytes
-from istmpi.evaluation.planned_bytes import list_evaluated
 from istmpi.evaluation.planned_waits import count_calls_of_moments, count_calls_of_sums
-from istmpi.evaluation.planning import (
-    choose_form,
-    choose_interval,
-    count_evaluation_flops,
-    count_output_bytes,
-    divide,
-    knows_outputs,
-    list_passes,
-    plan_evaluation,
-    scores_together,
-)
-from istmpi.evaluation.sample import count_sampled, count_scored
-from istmpi.network.architecture import Architecture
+from istmpi.evaluation.planning import Evaluations
 from istmpi.training.saves import CALLS, CALLS_OF_MOMENTS
 
 
@@ -55,30 +38,26 @@ class RunTime:
     """The save if scores choose the full network, whose moments rank 0 has."""
 
 
-def predict_run(
-    run: Run,
-    architecture: Architecture,
-    data: Dataset,
-    ranks: int,
-    cluster: Cluster,
-) -> RunTime:
+def predict_run(planned: Evaluations, cluster: Cluster) -> RunTime:
     """Return the seconds of a run on a cluster. Raises ConfigError if it has another number of
     ranks."""
+    run = planned.run
+    architecture = planned.architecture
+    ranks = planned.ranks
     cluster.check(ranks)
-    phases = phase_costs(run, architecture, ranks, len(data.train))
+    phases = phase_costs(run, architecture, ranks, len(planned.data.train))
     of_rounds = 0.0
     for cost, rounds in phases:
         of_rounds += rounds * time_rounds(run, architecture, cost, cluster).total
         of_rounds += _seconds_of_bytes(float(cost.start_bytes) / ranks, cluster)
-    plan = plan_evaluation(run, architecture, data, ranks, ranks)
-    unknown = choose_form(run) != "merged" and not knows_outputs(run, architecture, data, plan)
+    plan = planned.plan
+    unknown = planned.form != "merged" and not planned.knows_outputs
     if unknown or plan.sharded or plan.by_units or architecture.nodes[1]:
         return RunTime(rounds=of_rounds, evaluations=None, saving=None, saving_least=None)
     costs = {cost.method: cost for cost, _ in phases}
-    evaluations = _Evaluations(run, architecture, data, ranks, cluster, plan)
+    evaluations = _TimedEvaluations(planned, cluster)
     of_evaluations = 0.0
-    evaluated = list_evaluated(run, choose_interval(run, architecture, data, ranks))
-    for phase in divide_by_method(run, evaluated):
+    for phase in divide_by_method(run, planned.rounds):
         cost = costs[phase.run.method.name]
         of_evaluations += len(phase.rounds) * evaluations.predict(cost)
         if phase.is_handed_over:
@@ -93,28 +72,25 @@ def predict_run(
 
 
 @dataclass(frozen=True)
-class _Evaluations:
-    """The evaluations of a run as they are planned, and the save after the last one."""
+class _TimedEvaluations:
+    """The seconds of planned evaluations on a cluster, and of the save after the last one."""
 
-    run: Run
-    architecture: Architecture
-    data: Dataset
-    ranks: int
+    planned: Evaluations
     cluster: Cluster
-    plan: EvaluationPlan
 
     def predict_save(self) -> tuple[float | None, float | None]:
         """Return the least and the most seconds of the save of the network; None if they are not
         known."""
-        ranks = self.ranks
-        form = choose_form(self.run)
+        planned = self.planned
+        ranks = planned.ranks
+        form = planned.form
         # The pass that chose the form has left its logits for the temperature.
-        is_known = ranks == 1 or (self.plan.on_one and form in ("merged", "best"))
-        if self.data.scoring.one_class and not is_known:
+        is_known = ranks == 1 or (planned.plan.on_one and form in ("merged", "best"))
+        if planned.data.scoring.one_class and not is_known:
             return None, None
         call = self.cluster.small_call(ranks)
         seconds = CALLS * call + self.cluster.save_seconds
-        if form == "merged" or not self.architecture.batch_norms:
+        if form == "merged" or not planned.architecture.batch_norms:
             return seconds, seconds
         side_by_side = seconds + CALLS_OF_MOMENTS * call
         # Rank 0 has the moments of the full network.
@@ -124,7 +100,7 @@ class _Evaluations:
 
     def predict(self, last: Cost) -> float:
         """Return the seconds of an evaluation after a round of the cost ``last``."""
-        form = choose_form(self.run)
+        form = self.planned.form
         if not last.groups:
             # Each rank trains the whole network.
             form = "merged"
@@ -138,18 +114,19 @@ class _Evaluations:
     def predict_merged(self, last: Cost, is_handed_over: bool = False) -> float:
         """Return the seconds of an evaluation of the full network after a round of the cost
         ``last``. ``is_handed_over``: True if owners alone have the newest values."""
-        ranks = self.ranks
+        planned = self.planned
+        ranks = planned.ranks
         cluster = self.cluster
-        plan = self.plan
+        plan = planned.plan
         seconds = 0.0
         present: list[str] = []
         if not is_handed_over:
-            present = last.spec.on_all_ranks(self.run, self.architecture, ranks)
+            present = last.spec.on_all_ranks(planned.run, planned.architecture, ranks)
             if last.flush_bytes:
                 # Owners get the newest values in a transfer like those of a round.
                 seconds += _message_seconds(ranks, float(last.flush_bytes) / ranks, cluster)
                 seconds += cluster.transfer_seconds
-        if ranks > 1 and not set(self.architecture.parameters) <= set(present):
+        if ranks > 1 and not set(planned.architecture.parameters) <= set(present):
             # All weights pass the link of rank 0, or each rank's part all links.
             links = ranks
             if plan.on_one:
@@ -158,8 +135,8 @@ class _Evaluations:
         seconds += self._time_passes()
         if ranks == 1:
             return seconds
-        calls = count_calls_of_moments(self.architecture, plan)
-        calls += count_calls_of_sums(self.data, plan)
+        calls = count_calls_of_moments(planned.architecture, plan)
+        calls += count_calls_of_sums(planned.data, plan)
         # Rank 0 tells the sums of the score, or all ranks tell each other.
         if plan.on_one:
             seconds += _told_seconds(ranks, cluster)
@@ -169,21 +146,16 @@ class _Evaluations:
     def _predict_subnets(self) -> float:
         """Return the seconds that subnets side by side add to an evaluation: their passes over the
         scored examples, and over the sample if its scores choose the form."""
-        run = self.run
-        architecture = self.architecture
-        data = self.data
-        ranks = self.ranks
-        sampled = count_sampled(run, architecture, data, ranks)
-        batch = run.evaluate.batch
-        scored = count_scored(run.evaluate, data, len(data.test))
-        passes = [len(part) for part in divide(batch, data, scored)]
-        if choose_form(run) == "best":
-            passes += [len(part) for part in divide(batch, data, sampled)]
-        sizes = [count_output_bytes(architecture, examples) for examples in passes]
-        travel_together = scores_together(run, architecture, data, ranks, self.plan)
-        seconds = _time_means(sizes, travel_together, ranks, self.cluster)
+        planned = self.planned
+        architecture = planned.architecture
+        ranks = planned.ranks
+        passes = planned.list_batches(planned.scored)
+        if planned.form == "best":
+            passes += planned.list_batches(planned.sampled)
+        sizes = [planned.count_output_bytes(examples) for examples in passes]
+        seconds = _time_means(sizes, planned.scores_together, ranks, self.cluster)
         if architecture.batch_norms:
-            passes.append(sampled)
+            passes.append(planned.sampled)
         flops = sum(passes) * forward_flops(architecture, 1) / ranks
         seconds += float(flops) / self.cluster.speed(range(1))
         return seconds + len(passes) * len(architecture.operators) * self.cluster.product_seconds
@@ -191,31 +163,33 @@ class _Evaluations:
     def _count_gathered(self, present: Sequence[str]) -> float:
         """Return the bytes that all ranks send in an evaluation if every rank has the weights
         ``present``. The plan is for those of the run's first method."""
-        spec = find_method_spec(self.run.method.name)
-        planned = spec.on_all_ranks(self.run, self.architecture, self.ranks)
-        share: float = self.ranks - 1
-        if self.plan.on_one:
-            share /= self.ranks
-        parameters = self.architecture.parameters
-        more = {name: parameters[name] for name in planned if name not in present}
-        fewer = {name: parameters[name] for name in present if name not in planned}
-        lengths = self.architecture.lengths
-        return self.plan.sent + share * (count_bytes(more, lengths) - count_bytes(fewer, lengths))
+        planned = self.planned
+        ranks = planned.ranks
+        share: float = ranks - 1
+        if planned.plan.on_one:
+            share /= ranks
+        parameters = planned.architecture.parameters
+        of_plan = planned.list_present(planned.run)
+        more = {name: parameters[name] for name in of_plan if name not in present}
+        fewer = {name: parameters[name] for name in present if name not in of_plan}
+        lengths = planned.architecture.lengths
+        return planned.plan.sent + share * (
+            count_bytes(more, lengths) - count_bytes(fewer, lengths)
+        )
 
     def _time_passes(self) -> float:
         """Return the seconds of the passes of an evaluation of the full network."""
-        run = self.run
-        architecture = self.architecture
-        ranks = self.ranks
+        planned = self.planned
+        architecture = planned.architecture
         cluster = self.cluster
-        flops = count_evaluation_flops(run, architecture, self.data, ranks, self.plan)
-        passes = list_passes(run, architecture, self.data, ranks, ranks)
-        members = max(run.train.group_size, 1)
+        flops = planned.count_flops()
+        passes = planned.list_passes()
+        members = max(planned.run.train.group_size, 1)
         seconds = cluster.evaluation_seconds
         if members > 1:
             weights = count_bytes(architecture.parameters, architecture.lengths)
             seconds += (members - 1).bit_length() * weights * cluster.inside.seconds_per_byte
-        if self.plan.on_one or ranks == 1:
+        if planned.plan.on_one or planned.ranks == 1:
             values = count_values(architecture, passes)
             seconds += cluster.evaluate_alone(float(flops) / members, values / members)
         else:

@@ -12,7 +12,7 @@ from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.likelihood import choose_network
 from istmpi.evaluation.logits import Logits
 from istmpi.evaluation.measuring import Measuring
-from istmpi.evaluation.planning import may_keep_logits, scores_together
+from istmpi.evaluation.planning import may_keep_logits
 from istmpi.evaluation.sample import choose_fitted_rows
 from istmpi.evaluation.score import Score
 
@@ -90,8 +90,7 @@ class Evaluator(Measuring):
 
         The full network stays loaded and calibrated if it wins, for its weights take most bytes.
         """
-        ranks = self._communicator.size
-        if then and scores_together(self._run, self._architecture, self._dataset, ranks, self.plan):
+        if then and self.planned.scores_together:
             return self._choose_and_score(subnets, *then)
         blocks = self._score_of_form(subnets)
         subnets.release()

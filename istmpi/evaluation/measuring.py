@@ -24,8 +24,8 @@ from istmpi.evaluation.in_group import Helpers
 from istmpi.evaluation.logits import Logits
 from istmpi.evaluation.own import OwnSums
 from istmpi.evaluation.passing import Passing
-from istmpi.evaluation.planning import plan_evaluation
-from istmpi.evaluation.sample import count_sampled, draw_calibration_rows
+from istmpi.evaluation.planning import Evaluations
+from istmpi.evaluation.sample import draw_calibration_rows
 from istmpi.evaluation.score import PointTotals, RankingTotals, Score, Totals
 from istmpi.multilabel import Ranking
 from istmpi.network.architecture import Architecture
@@ -64,11 +64,10 @@ class Measuring:
         self._task = self._passing.task
         self.helpers = helpers
         self._graph = isinstance(dataset.train, GraphSplit)
-        ranks = trained_on or communicator.size
-        self.sampled = count_sampled(run, architecture, dataset, ranks)
-        """The number of training examples to calibrate on, over all ranks."""
+        size = communicator.size
+        self.planned = Evaluations(run, architecture, dataset, size, trained_on or size)
         self._calibrates = bool(architecture.batch_norms)
-        self.plan = plan_evaluation(run, architecture, dataset, communicator.size, ranks)
+        self.plan = self.planned.plan
         self._merged = self._build(device)
         self._blocks: SharedBlocks | None = None
         self.network: FullNetwork | SharedBlocks = self._merged
@@ -243,4 +242,4 @@ class Measuring:
         parts: dict[str, int] = {}
         if self._local:
             parts = {"share": self._communicator.size, "stream": self._communicator.rank}
-        return draw_calibration_rows(seed, len(self._dataset.train), self.sampled, **parts)
+        return draw_calibration_rows(seed, len(self._dataset.train), self.planned.sampled, **parts)

@@ -6,27 +6,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from istmpi.comm import ring
-from istmpi.config import Run
-from istmpi.config.methods import find_method_spec
 from istmpi.cost.evaluation import EvaluationPlan
 from istmpi.cost.waits import UnknownWaits, Waits, count_flush_waits, divide_by_method
 from istmpi.data.dataset import Dataset
-from istmpi.data.graph.split import GraphSplit
 from istmpi.engine.buckets import divide_into_buckets
 from istmpi.evaluation.further import has_area
 from istmpi.evaluation.halvings import count_sums_of_temperature
-from istmpi.evaluation.planned_bytes import list_evaluated, list_lacking
-from istmpi.evaluation.planning import (
-    choose_form,
-    choose_interval,
-    divide,
-    has_known_sizes,
-    knows_outputs,
-    may_keep_logits,
-    plan_evaluation,
-    scores_together,
-)
-from istmpi.evaluation.sample import count_sampled, count_scored
+from istmpi.evaluation.planning import Evaluations, may_keep_logits
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import MultiLabel, OwnTask
 
@@ -39,54 +25,45 @@ _CALLS_OF_AREA = 2
 """The calls that bring the margins of an area under a curve together: their numbers come first."""
 
 
-def plan_evaluation_waits(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Waits:
+def plan_evaluation_waits(evaluations: Evaluations) -> Waits:
     """Return the waits of a run's evaluations. Raises UnknownWaits."""
-    if ranks == 1:
+    if evaluations.ranks == 1:
         return Waits(calls=0, least=0)
-    plan = plan_evaluation(run, architecture, data, ranks, ranks)
-    _require_known(run, data, plan)
-    rounds = list_evaluated(run, choose_interval(run, architecture, data, ranks))
-    form = choose_form(run)
-    flushes = 0
-    # Outputs that are added up need no weights of other ranks.
-    if form != "sum":
-        flushes = count_flush_waits(run, architecture, ranks, rounds)
-    area = _count_area(data, plan)
-    if form == "merged":
-        calls = flushes + area
-        for phase in divide_by_method(run, rounds):
-            once = count_merged(phase.run, architecture, data, ranks, plan)
-            calls += len(phase.rounds) * once
-            if phase.is_handed_over:
-                calls += _count_score(run, architecture, data, plan, present=())
+    _require_known(evaluations)
+    count = len(evaluations.rounds)
+    flushes = _count_flushes(evaluations)
+    area = _count_area(evaluations)
+    if evaluations.form == "merged":
+        calls = flushes + area + _count_merged_by_method(evaluations)
         return Waits(calls=calls, least=calls)
-    _require_outputs(run, architecture, data, plan)
-    scored = count_scored(run.evaluate, data, len(data.test))
-    side_by_side = count_subnets(run, architecture, ranks, _list_batches(run, data, scored))
-    if form != "best":
-        calls = flushes + len(rounds) * side_by_side
-        return Waits(calls=calls, least=calls)
-    if scores_together(run, architecture, data, ranks, plan):
-        calls = flushes + len(rounds) * _count_both(run, architecture, data, ranks, plan)
+    _require_outputs(evaluations)
+    batches = evaluations.list_batches(evaluations.scored)
+    subnets = count * _count_subnets(evaluations, batches)
+    if evaluations.form != "best":
+        return Waits(calls=flushes + subnets, least=flushes + subnets)
+    if evaluations.scores_together:
+        calls = flushes + count * _count_both(evaluations)
         return Waits(calls=calls + area, least=calls)
-    calls = flushes + len(rounds) * _count_choice(run, architecture, data, ranks, plan)
+    calls = flushes + count * _count_choice(evaluations)
     # The full network stays loaded if it wins.
-    merged = len(rounds) * count_calls_of_sums(data, plan) + area
-    subnets = len(rounds) * side_by_side
+    merged = count * count_calls_of_sums(evaluations.data, evaluations.plan) + area
     return Waits(calls=calls + max(merged, subnets), least=calls + min(merged, subnets))
 
 
-def _require_known(run: Run, data: Dataset, plan: EvaluationPlan) -> None:
-    not_merged = choose_form(run) != "merged"
+def _require_known(evaluations: Evaluations) -> None:
+    run = evaluations.run
+    data = evaluations.data
+    plan = evaluations.plan
+    not_merged = evaluations.form != "merged"
     is_divided = plan.by_units or bool(plan.sharded)
     reasons = {
         "a program has the loop": data.network is not None,
-        "the size of images changes": not has_known_sizes(run, plan),
+        "the size of images changes": not evaluations.has_known_sizes,
         "a validation split": run.watches_validation,
         "train.max_minutes": run.train.max_minutes,
         "model.scale = fitted": run.model.scale == "fitted",
         "columns of ranks differ": bool(data.columns),
-        "a divided graph": is_divided and isinstance(data.train, GraphSplit),
+        "a divided graph": is_divided and evaluations.is_graph,
         "divided labels": is_divided and issubclass(data.scoring, MultiLabel),
         "replica groups": run.train.group_size != 1,
         "two methods, whose scores choose the form": run.method.finish and not_merged,
@@ -96,37 +73,44 @@ def _require_known(run: Run, data: Dataset, plan: EvaluationPlan) -> None:
             raise UnknownWaits(reason)
 
 
-def _require_outputs(
-    run: Run, architecture: Architecture, data: Dataset, plan: EvaluationPlan
-) -> None:
-    if not knows_outputs(run, architecture, data, plan):
+def _require_outputs(evaluations: Evaluations) -> None:
+    if not evaluations.knows_outputs:
         raise UnknownWaits("outputs of subnets side by side")
 
 
-def count_merged(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
-) -> int:
-    """Return the waits of an evaluation of the full network whose owners have the newest values.
-    Raises UnknownWaits."""
-    present = find_method_spec(run.method.name).on_all_ranks(run, architecture, ranks)
-    return _count_score(run, architecture, data, plan, present)
+def _count_flushes(evaluations: Evaluations) -> int:
+    """Return the calls that bring the newest values to their owners for all evaluations."""
+    # Outputs that are added up need no weights of other ranks.
+    if evaluations.form == "sum":
+        return 0
+    return count_flush_waits(
+        evaluations.run, evaluations.architecture, evaluations.ranks, evaluations.rounds
+    )
 
 
-def _count_score(
-    run: Run,
-    architecture: Architecture,
-    data: Dataset,
-    plan: EvaluationPlan,
-    present: Collection[str],
-) -> int:
+def _count_merged_by_method(evaluations: Evaluations) -> int:
+    """Return the calls of all evaluations of the full network whose owners have the newest
+    values."""
+    calls = 0
+    for phase in divide_by_method(evaluations.run, evaluations.rounds):
+        present = evaluations.list_present(phase.run)
+        calls += len(phase.rounds) * _count_merged(evaluations, present)
+        if phase.is_handed_over:
+            calls += _count_merged(evaluations, present=())
+    return calls
+
+
+def _count_merged(evaluations: Evaluations, present: Collection[str]) -> int:
     """Return the calls that load the full network but for weights that are ``present`` on every
     rank, calibrate it, and score it."""
-    passes = len(_list_batches(run, data, count_scored(run.evaluate, data, len(data.test))))
+    architecture = evaluations.architecture
+    plan = evaluations.plan
+    passes = len(evaluations.list_batches(evaluations.scored))
     if architecture.batch_norms:
         passes += 1
     calls = _count_load(architecture, plan, present) + count_calls_of_moments(architecture, plan)
     calls += passes * _count_calls_of_leaves(architecture, plan)
-    return calls + count_calls_of_sums(data, plan)
+    return calls + count_calls_of_sums(evaluations.data, plan)
 
 
 def _count_calls_of_leaves(architecture: Architecture, plan: EvaluationPlan) -> int:
@@ -164,78 +148,74 @@ def count_calls_of_sums(data: Dataset, plan: EvaluationPlan) -> int:
     return calls
 
 
-def _count_area(data: Dataset, plan: EvaluationPlan) -> int:
+def _count_area(evaluations: Evaluations) -> int:
     """Return the calls of the details of a run's last score of the full network."""
-    if plan.sharded or not has_area(data.scoring, data):
+    data = evaluations.data
+    if evaluations.plan.sharded or not has_area(data.scoring, data):
         return 0
     return _CALLS_OF_AREA
 
 
-def _list_batches(run: Run, data: Dataset, examples: int) -> list[int]:
-    return [len(part) for part in divide(run.evaluate.batch, data, examples)]
-
-
-def count_subnets(run: Run, architecture: Architecture, ranks: int, batches: Iterable[int]) -> int:
+def _count_subnets(evaluations: Evaluations, batches: Iterable[int]) -> int:
     """Return the calls that load subnets side by side, and add up their outputs for batches of so
     many examples, one after the other."""
-    calls = _count_load_of_subnets(run, architecture, ranks)
+    calls = _count_load_of_subnets(evaluations)
     for examples in batches:
-        outputs = examples * architecture.numbers
-        calls += ring.count_calls_together([outputs], architecture.itemsize, ranks)
+        calls += _count_means(evaluations, [examples])
     return calls
 
 
-def _count_load_of_subnets(run: Run, architecture: Architecture, ranks: int) -> int:
+def _count_means(evaluations: Evaluations, batches: Iterable[int]) -> int:
+    """Return the calls that add up the outputs of subnets for some batches at once."""
+    architecture = evaluations.architecture
+    outputs = [examples * architecture.numbers for examples in batches]
+    return ring.count_calls_together(outputs, architecture.itemsize, evaluations.ranks)
+
+
+def _count_load_of_subnets(evaluations: Evaluations) -> int:
     # A transfer brings each rank what it lacks of its subnet.
-    return int(bool(list_lacking(run, architecture, ranks)))
+    return int(bool(evaluations.list_lacking()))
 
 
-def _count_choice(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
-) -> int:
+def _count_choice(evaluations: Evaluations) -> int:
     """Return the calls to score the full network and the subnets side by side on the sample."""
-    sampled = count_sampled(run, architecture, data, ranks)
-    calls = count_subnets(run, architecture, ranks, _list_batches(run, data, sampled))
+    present = evaluations.list_present(evaluations.run)
+    subnets = _count_subnets(evaluations, evaluations.list_batches(evaluations.sampled))
     # Rank 0 tells the others both scores.
-    return calls + count_merged(run, architecture, data, ranks, plan) + 1
+    return subnets + _count_merged(evaluations, present) + 1
 
 
-def _count_both(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
-) -> int:
+def _count_both(evaluations: Evaluations) -> int:
     """Return the calls to score both forms on the sample and on the scored examples at once."""
-    sampled = count_sampled(run, architecture, data, ranks)
-    scored = count_scored(run.evaluate, data, len(data.test))
-    outputs = [examples * architecture.numbers for examples in (sampled, scored)]
-    calls = _count_load_of_subnets(run, architecture, ranks)
-    calls += ring.count_calls_together(outputs, architecture.itemsize, ranks)
-    return calls + count_merged(run, architecture, data, ranks, plan)
+    present = evaluations.list_present(evaluations.run)
+    calls = _count_load_of_subnets(evaluations)
+    calls += _count_means(evaluations, [evaluations.sampled, evaluations.scored])
+    return calls + _count_merged(evaluations, present)
 
 
-def count_temperature_waits(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int, form: str
-) -> int:
+def count_temperature_waits(evaluations: Evaluations, form: str) -> int:
     """Return the waits for a classifier's temperature in a save after an evaluation in a ``form``.
     Raises UnknownWaits."""
-    if not data.scoring.one_class:
+    if not evaluations.data.scoring.one_class:
         return 0
-    plan = plan_evaluation(run, architecture, data, ranks, ranks)
-    _require_known(run, data, plan)
-    sampled = count_sampled(run, architecture, data, ranks)
-    batches = _list_batches(run, data, sampled)
+    _require_known(evaluations)
+    plan = evaluations.plan
+    sampled = evaluations.sampled
+    batches = evaluations.list_batches(sampled)
     if form != "merged":
-        _require_outputs(run, architecture, data, plan)
+        _require_outputs(evaluations)
         # The pass that chose the form has left its logits.
-        if choose_form(run) == "best" and may_keep_logits(sampled, data.outputs):
+        if evaluations.form == "best" and may_keep_logits(sampled, evaluations.data.outputs):
             return 0
-        return count_subnets(run, architecture, ranks, batches)
+        return _count_subnets(evaluations, batches)
     if plan.on_one:
         return 0
-    if len(architecture.table.output_names) > 1 or isinstance(data.train, GraphSplit):
+    architecture = evaluations.architecture
+    if len(architecture.table.output_names) > 1 or evaluations.is_graph:
         raise UnknownWaits("the number of scored outputs")
+    run = evaluations.run
     last = [phase for phase in divide_by_method(run, [run.train.rounds]) if phase.rounds][-1]
-    present = find_method_spec(last.run.method.name).on_all_ranks(run, architecture, ranks)
-    calls = _count_load(architecture, plan, present)
+    calls = _count_load(architecture, plan, evaluations.list_present(last.run))
     calls += len(batches) * _count_calls_of_leaves(architecture, plan)
     if not plan.sharded:
         calls += count_sums_of_temperature(sampled * architecture.numbers)

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
 from istmpi.comm.objects import SLOT
 from istmpi.config import Run
-from istmpi.config.methods import find_method_spec
-from istmpi.config.sections import Evaluate
+from istmpi.config.methods import MethodSpec, find_method_spec
 from istmpi.cost.calibration import forward_flops, rounds_flops
 from istmpi.cost.counts import Amount
 from istmpi.cost.evaluation import (
@@ -55,66 +55,6 @@ def choose_form(run: Run) -> str:
     return "best"
 
 
-def plan_evaluation(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int, trained_on: int
-) -> EvaluationPlan:
-    """Plan the evaluations of a network on ``ranks`` ranks; ``trained_on``: those of its
-    training."""
-    spec = find_method_spec(run.method.name)
-    local = run.data.placement == "local"
-    # A user's loop passes its own batches on every rank; columns and labels may be elsewhere.
-    elsewhere = data.network is not None or data.columns or data.labels_on is not None
-    plan = evaluation_plan(
-        architecture,
-        ranks,
-        room=evaluation_memory(run, architecture, trained_on, local),
-        passes=list_passes(run, architecture, data, ranks, trained_on),
-        local=local,
-        spread=issubclass(data.scoring, MultiLabel),
-        on_one=not elsewhere,
-        present=spec.on_all_ranks(run, architecture, ranks),
-        numbers=count_numbers(run.evaluate, architecture, data),
-    )
-    if local or not issubclass(data.scoring, OwnTask):
-        return plan
-    # Ranks gather a user's sums with their names, and agree that all could read them: two objects,
-    # which fit into a slot unless the names are long.
-    named = 2 * SLOT * ranks * (ranks - 1)
-    sums = None
-    if plan.sums is not None:
-        sums = plan.sums + named
-    return replace(plan, sent=plan.sent + named, sums=sums)
-
-
-def count_numbers(evaluate: Evaluate, architecture: Architecture, data: Dataset) -> int:
-    """Return how many numbers ranks add up for a score."""
-    task = data.scoring
-    if issubclass(task, OwnTask):
-        # The count of examples.
-        return 1
-    numbers = 2 + len(architecture.table.output_names) * task.numbers
-    return numbers + count_further(task, data, evaluate, details=False)
-
-
-def list_passes(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int, trained_on: int
-) -> list[int]:
-    """Return the number of examples of each pass of an evaluation, calibration first; nothing if
-    each rank passes its own."""
-    if run.data.placement == "local":
-        return []
-    calibrates = bool(architecture.batch_norms)
-    if isinstance(data.train, GraphSplit):
-        assert isinstance(data.test, GraphSplit)
-        nodes = len(data.test.graph)
-        return [nodes, nodes] if calibrates else [nodes]
-    sampled = 0
-    if calibrates:
-        sampled = count_sampled(run, architecture, data, trained_on)
-    scored = count_scored(run.evaluate, data, len(data.test))
-    return [sampled, *map(len, divide(run.evaluate.batch, data, scored))]
-
-
 def divide(batch: int, data: Dataset, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
     """Yield the places of ``length`` scored examples in batches of at most ``batch``: at least one
     for each rank."""
@@ -127,14 +67,9 @@ def divide(batch: int, data: Dataset, length: int, ranks: int = 1) -> Iterator[n
         yield np.arange(first, min(first + batch, length))
 
 
-def find_share(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
-) -> float:
-    """Return evaluations' share of the FLOPs of a run's busiest rank."""
-    evaluation = count_evaluation_flops(run, architecture, data, ranks, plan)
-    return float(
-        evaluation / (evaluation + rounds_flops(run, architecture, ranks, len(data.train)))
-    )
+def may_keep_logits(examples: int, classes: int) -> bool:
+    """Return True if the logits of so many examples may stay in the memory until a save."""
+    return examples * classes <= MOST_KEPT
 
 
 @dataclass(frozen=True)
@@ -154,139 +89,252 @@ class Work:
         return self.flops + FLOPS_A_BYTE * self.on_line
 
 
-def choose_interval(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
-    """Return the rounds between evaluations: the run's setting, or as few as `SHARE` allows.
+@dataclass(frozen=True)
+class Evaluations:
+    """The evaluations of a network on ``ranks`` ranks, as its run plans them."""
 
-    Only bytes and FLOPs count, and no clock: a run repeats bit for bit. If the validation split
-    decides when a run ends, or which network is kept, there are `MOST` evaluations. A user's loop
-    evaluates by itself.
-    """
-    rounds = run.train.rounds
-    fixed = run.evaluate.every or run.watches_validation or data.network is not None
-    if fixed or ranks == 1:
-        return run.evaluate.rounds_between(rounds)
-    training, evaluation = _count_work(run, architecture, data, ranks)
-    allowed = SHARE / (1 - SHARE)
-    affordable: Number = MOST
-    if evaluation.sent:
-        affordable = min(affordable, allowed * training.sent / evaluation.sent)
-    if evaluation.price:
-        affordable = min(affordable, allowed * training.price / evaluation.price)
-    count = max(int(affordable), 1)
-    if count == MOST:
-        return run.evaluate.rounds_between(rounds)
-    return max(-(-rounds // count), 1)
+    run: Run
+    architecture: Architecture
+    data: Dataset
+    ranks: int
+    trained_on: int
+    """The number of ranks in training, by which the sample for calibration is chosen."""
 
+    @staticmethod
+    def in_training(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Evaluations:
+        return Evaluations(run, architecture, data, ranks, trained_on=ranks)
 
-def count_evaluating_groups(run: Run, ranks: int, plan: EvaluationPlan) -> int | None:
-    """Return how many replica groups evaluate with all members, by `istmpi.evaluation.in_group`;
-    None if that depends on scores, or on the size of images."""
-    form = choose_form(run)
-    if form == "best" or run.grows:
-        return None
-    if form != "merged" or plan.sharded or plan.by_units:
-        return 0
-    return 1 if plan.on_one else ranks
+    @property
+    def spec(self) -> MethodSpec:
+        """The method of the run, the first one of two."""
+        return find_method_spec(self.run.method.name)
 
+    @property
+    def form(self) -> str:
+        """The form of the network, as `choose_form` returns it."""
+        return choose_form(self.run)
 
-def count_pass_bytes(
-    run: Run, architecture: Architecture, ranks: int, plan: EvaluationPlan
-) -> Amount:
-    """Return the least bytes of a pass of an evaluation on a rank."""
-    gathers = bool(plan.sharded) and run.data.placement != "local"
-    return pass_bytes(run, architecture, ranks, gathers)
+    @property
+    def is_local(self) -> bool:
+        """True if data never leave their rank."""
+        return self.run.data.placement == "local"
 
+    @property
+    def is_graph(self) -> bool:
+        return isinstance(self.data.train, GraphSplit)
 
-def may_keep_logits(examples: int, classes: int) -> bool:
-    """Return True if the logits of so many examples may stay in the memory until a save."""
-    return examples * classes <= MOST_KEPT
+    @cached_property
+    def plan(self) -> EvaluationPlan:
+        """The place of the network, and what an evaluation sends."""
+        data = self.data
+        # A user's loop passes its own batches on every rank; columns and labels may be elsewhere.
+        elsewhere = data.network is not None or data.columns or data.labels_on is not None
+        room = evaluation_memory(self.run, self.architecture, self.trained_on, self.is_local)
+        plan = evaluation_plan(
+            self.architecture,
+            self.ranks,
+            room=room,
+            passes=self.list_passes(),
+            local=self.is_local,
+            spread=issubclass(data.scoring, MultiLabel),
+            on_one=not elsewhere,
+            present=self.list_present(self.run),
+            numbers=self.count_numbers(),
+        )
+        if self.is_local or not issubclass(data.scoring, OwnTask):
+            return plan
+        # Ranks gather a user's sums with their names, and agree that all could read them: two
+        # objects, which fit into a slot unless the names are long.
+        named = 2 * SLOT * self.ranks * (self.ranks - 1)
+        sums = None
+        if plan.sums is not None:
+            sums = plan.sums + named
+        return replace(plan, sent=plan.sent + named, sums=sums)
 
+    @cached_property
+    def every(self) -> int:
+        """The rounds between evaluations: the run's setting, or as few as `SHARE` allows.
 
-def has_known_sizes(run: Run, plan: EvaluationPlan) -> bool:
-    """Return True if images keep their size, and no rows travel to local data."""
-    travels = run.data.placement == "local" and plan.sharded
-    return not (run.grows or travels)
+        Only bytes and FLOPs count, and no clock: a run repeats bit for bit. If the validation split
+        decides when a run ends, or which network is kept, there are `MOST` evaluations. A user's
+        loop evaluates by itself.
+        """
+        run = self.run
+        rounds = run.train.rounds
+        fixed = run.evaluate.every or run.watches_validation or self.data.network is not None
+        if fixed or self.ranks == 1:
+            return run.evaluate.rounds_between(rounds)
+        training, evaluation = self._count_work()
+        allowed = SHARE / (1 - SHARE)
+        affordable: Number = MOST
+        if evaluation.sent:
+            affordable = min(affordable, allowed * training.sent / evaluation.sent)
+        if evaluation.price:
+            affordable = min(affordable, allowed * training.price / evaluation.price)
+        count = max(int(affordable), 1)
+        if count == MOST:
+            return run.evaluate.rounds_between(rounds)
+        return max(-(-rounds // count), 1)
 
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds, from 1, after which the run is evaluated."""
+        last = self.run.train.rounds
+        return [*range(self.every, last, self.every), last]
 
-def knows_outputs(
-    run: Run, architecture: Architecture, data: Dataset, plan: EvaluationPlan
-) -> bool:
-    """Return True if the bytes of outputs that subnets side by side add up are known."""
-    one_output = len(architecture.table.output_names) == 1
-    is_graph = isinstance(data.train, GraphSplit)
-    weighted = choose_form(run) == "likelihood"
-    return (
-        one_output
-        and not is_graph
-        and not weighted
-        and plan.sums is not None
-        and "validation" not in data.splits
-        and data.network is None
-    )
+    @property
+    def scored(self) -> int:
+        """The number of examples of the test split that are scored."""
+        return count_scored(self.run.evaluate, self.data, len(self.data.test))
 
+    @cached_property
+    def sampled(self) -> int:
+        """The number of training examples to calibrate on, over all ranks."""
+        return count_sampled(self.run, self.architecture, self.data, self.trained_on)
 
-def scores_together(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
-) -> bool:
-    """Return True if an evaluation that chooses the form passes the scored examples through both
-    forms at once, beside the sample (decision 56): then one message has the sums of both."""
-    scored = count_scored(run.evaluate, data, len(data.test))
-    return (
-        choose_form(run) == "best"
-        and plan.on_one
-        and knows_outputs(run, architecture, data, plan)
-        # Other tasks have sums of their own.
-        and not issubclass(data.scoring, OwnTask | MultiLabel)
-        and data.labels_on is None
-        and not data.columns
-        and run.train.group_size <= 1
-        # Both batches are in the memory at once.
-        and max(scored, count_sampled(run, architecture, data, ranks)) <= run.evaluate.batch
-        and count_output_bytes(architecture, scored) <= TOGETHER_BYTES
-    )
+    def list_batches(self, examples: int) -> list[int]:
+        """Return the sizes of the batches of so many examples."""
+        return [len(part) for part in divide(self.run.evaluate.batch, self.data, examples)]
 
+    def list_passes(self) -> list[int]:
+        """Return the number of examples of each pass of an evaluation, calibration first; nothing
+        if each rank passes its own."""
+        if self.is_local:
+            return []
+        calibrates = bool(self.architecture.batch_norms)
+        if self.is_graph:
+            assert isinstance(self.data.test, GraphSplit)
+            nodes = len(self.data.test.graph)
+            return [nodes, nodes] if calibrates else [nodes]
+        sampled = 0
+        if calibrates:
+            sampled = self.sampled
+        return [sampled, *self.list_batches(self.scored)]
 
-def count_output_bytes(architecture: Architecture, examples: int) -> int:
-    """Return the bytes of the outputs of a network with one output for so many examples."""
-    return examples * architecture.numbers * architecture.itemsize
+    def count_numbers(self) -> int:
+        """Return how many numbers ranks add up for a score."""
+        task = self.data.scoring
+        if issubclass(task, OwnTask):
+            # The count of examples.
+            return 1
+        numbers = 2 + len(self.architecture.table.output_names) * task.numbers
+        return numbers + self.count_further(details=False)
 
+    def count_further(self, details: bool) -> int:
+        """Return how many numbers ranks add up for further scores."""
+        return count_further(self.data.scoring, self.data, self.run.evaluate, details)
 
-def _count_work(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int
-) -> tuple[Work, Work]:
-    """Return the work of all rounds, and that of an evaluation."""
-    plan = plan_evaluation(run, architecture, data, ranks, ranks)
-    sent: Number = 0
-    flops: Number = 0
-    flush: Number = 0
-    before = 0
-    for cost, rounds in phase_costs(run, architecture, ranks, len(data.train)):
-        sent += cost.sent_bytes(before, rounds)
-        step = max(part.flops.products + part.flops.normalisation for part in cost.parts)
-        flops += rounds * cost.local_steps * step
-        flush = max(flush, cost.flush_bytes)
-        before += rounds
-    # Ranks send about alike to each other, but what rank 0 alone evaluates fills its line.
-    on_line: Number = Fraction(plan.sent + flush, ranks)
-    if plan.on_one:
-        on_line = plan.sent + Fraction(flush, ranks)
-    evaluation = Work(
-        sent=plan.sent + flush,
-        on_line=on_line,
-        flops=count_evaluation_flops(run, architecture, data, ranks, plan),
-    )
-    return Work(sent=sent, on_line=Fraction(sent, ranks), flops=flops), evaluation
+    def count_flops(self) -> Number:
+        """Return the FLOPs of the busiest rank in an evaluation; 0 for a whole graph, whose FLOPs
+        are not counted."""
+        if self.is_graph:
+            return 0
+        examples = count_scored_in_training(self.run, self.data)
+        if self.architecture.batch_norms:
+            examples += self.sampled
+        alone = self.plan.on_one or self.is_local
+        ranks = 1 if alone else self.ranks
+        return examples * forward_flops(self.architecture, ranks, self.plan.sharded)
 
+    def find_share(self) -> float:
+        """Return evaluations' share of the FLOPs of a run's busiest rank."""
+        evaluation = self.count_flops()
+        examples = len(self.data.train)
+        rounds = rounds_flops(self.run, self.architecture, self.ranks, examples)
+        return float(evaluation / (evaluation + rounds))
 
-def count_evaluation_flops(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
-) -> Number:
-    """Return the FLOPs of the busiest rank in an evaluation; 0 for a whole graph, whose FLOPs are
-    not counted."""
-    if isinstance(data.train, GraphSplit):
-        return 0
-    examples = count_scored_in_training(run, data)
-    if architecture.batch_norms:
-        examples += count_sampled(run, architecture, data, ranks)
-    alone = plan.on_one or run.data.placement == "local"
-    return examples * forward_flops(architecture, 1 if alone else ranks, plan.sharded)
+    def count_groups(self) -> int | None:
+        """Return how many replica groups evaluate with all members, by
+        `istmpi.evaluation.in_group`; None if that depends on scores, or on the size of images."""
+        if self.form == "best" or self.run.grows:
+            return None
+        if self.form != "merged" or self.plan.sharded or self.plan.by_units:
+            return 0
+        return 1 if self.plan.on_one else self.ranks
+
+    def count_pass_bytes(self) -> Amount:
+        """Return the least bytes of a pass of an evaluation on a rank."""
+        gathers = bool(self.plan.sharded) and not self.is_local
+        return pass_bytes(self.run, self.architecture, self.ranks, gathers)
+
+    def count_output_bytes(self, examples: int) -> int:
+        """Return the bytes of the outputs of a network with one output for so many examples."""
+        return examples * self.architecture.numbers * self.architecture.itemsize
+
+    def list_present(self, run: Run) -> list[str]:
+        """Return the names of the parameters that every rank has after a round of ``run``, which
+        may have another method."""
+        spec = find_method_spec(run.method.name)
+        return spec.on_all_ranks(run, self.architecture, self.ranks)
+
+    def list_lacking(self) -> list[str]:
+        """Return the names of the parameters that owners send to ranks that score their subnets:
+        what is not dealt out, and what no method keeps on every rank."""
+        # Each rank has the values of its subnet.
+        if self.spec.sums_outputs:
+            return []
+        present = self.list_present(self.run)
+        groups = self.spec.groups(self.run, self.architecture)
+        lacking = []
+        for name, parameter in self.architecture.parameters.items():
+            if name not in present and not parameter.pattern.dealt(groups):
+                lacking.append(name)
+        return lacking
+
+    @property
+    def has_known_sizes(self) -> bool:
+        """True if images keep their size, and no rows travel to local data."""
+        travels = self.is_local and self.plan.sharded
+        return not (self.run.grows or travels)
+
+    @property
+    def knows_outputs(self) -> bool:
+        """True if the bytes of outputs that subnets side by side add up are known."""
+        one_output = len(self.architecture.table.output_names) == 1
+        return (
+            one_output
+            and not self.is_graph
+            and self.form != "likelihood"
+            and self.plan.sums is not None
+            and "validation" not in self.data.splits
+            and self.data.network is None
+        )
+
+    @property
+    def scores_together(self) -> bool:
+        """True if an evaluation that chooses the form passes the scored examples through both forms
+        at once, beside the sample (decision 56): then one message has the sums of both."""
+        return (
+            self.form == "best"
+            and self.plan.on_one
+            and self.knows_outputs
+            # Other tasks have sums of their own.
+            and not issubclass(self.data.scoring, OwnTask | MultiLabel)
+            and self.data.labels_on is None
+            and not self.data.columns
+            and self.run.train.group_size <= 1
+            # Both batches are in the memory at once.
+            and max(self.scored, self.sampled) <= self.run.evaluate.batch
+            and self.count_output_bytes(self.scored) <= TOGETHER_BYTES
+        )
+
+    def _count_work(self) -> tuple[Work, Work]:
+        """Return the work of all rounds, and that of an evaluation."""
+        ranks = self.ranks
+        sent: Number = 0
+        flops: Number = 0
+        flush: Number = 0
+        before = 0
+        for cost, rounds in phase_costs(self.run, self.architecture, ranks, len(self.data.train)):
+            sent += cost.sent_bytes(before, rounds)
+            step = max(part.flops.products + part.flops.normalisation for part in cost.parts)
+            flops += rounds * cost.local_steps * step
+            flush = max(flush, cost.flush_bytes)
+            before += rounds
+        # Ranks send about alike to each other, but what rank 0 alone evaluates fills its line.
+        evaluated = self.plan.sent
+        on_line: Number = Fraction(evaluated + flush, ranks)
+        if self.plan.on_one:
+            on_line = evaluated + Fraction(flush, ranks)
+        evaluation = Work(sent=evaluated + flush, on_line=on_line, flops=self.count_flops())
+        return Work(sent=sent, on_line=Fraction(sent, ranks), flops=flops), evaluation

@@ -5,7 +5,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
-from istmpi.evaluation.planning import choose_interval
+from istmpi.evaluation.planning import Evaluations
 from istmpi.network.architecture import Architecture
 
 
@@ -27,9 +27,9 @@ def set_interval(
     every: int,
 ) -> Run:
     """Return the run with the rounds between its evaluations: those that `recall_interval` has
-    found, or those of `choose_interval`. Collective."""
+    found, or those of `Evaluations.every`. Collective."""
     if not every:
-        every = choose_interval(run, architecture, data, communicator.size)
+        every = Evaluations.in_training(run, architecture, data, communicator.size).every
         # Ranks with their own data may count other bytes.
         if run.data.placement == "local":
             every = communicator.broadcast_from_root(every)

@@ -15,7 +15,7 @@ from istmpi.cost.one_round import flushed_bytes, published_bytes
 from istmpi.data.dataset import Dataset
 from istmpi.engine.layout import cut
 from istmpi.evaluation.planned_bytes import count_calibration_bytes
-from istmpi.evaluation.planning import choose_form, choose_interval
+from istmpi.evaluation.planning import Evaluations
 from istmpi.network.architecture import Architecture
 
 CALLS = 4
@@ -52,22 +52,27 @@ class PlannedSaves:
     """Why the bytes are not known, in words; empty if they are."""
 
 
-def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> PlannedSaves:
+def plan_saves(evaluations: Evaluations) -> PlannedSaves:
     """Return the bytes that all ranks send to save a run's checkpoints and its network, with the
     writer direct.
 
     They are not known if weights travel for a classifier's temperature, or rows, or if the number
     of saves or of datasets is not known before the run.
     """
-    unknown = list_unknown(run, data)
+    run = evaluations.run
+    architecture = evaluations.architecture
+    ranks = evaluations.ranks
+    unknown = list_unknown(run, evaluations.data)
     if unknown:
         return PlannedSaves(unknown=", ".join(unknown))
     checkpoints = list_checkpoints(run)
-    evaluated = choose_interval(run, architecture, data, ranks)
-    unevaluated = [number for number in checkpoints if number % evaluated]
-    calibration = count_calibration_bytes(run, architecture, data, ranks)
+    unevaluated = [number for number in checkpoints if number % evaluations.every]
+    calibration = count_calibration_bytes(evaluations)
     datasets = _count_datasets(run, architecture)
-    moments = _count_moments_bytes(run, architecture, ranks)
+    moments: int | None = 0
+    # Subnets that are scored side by side have their own.
+    if evaluations.form != "merged":
+        moments = moments_bytes(run, architecture, ranks)
     to_owners = _count_bytes_to_owners(run, architecture, ranks, checkpoints, unevaluated)
     if calibration is None:
         return PlannedSaves(unknown="weights or labels travel for the temperature of the classes")
@@ -79,7 +84,7 @@ def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
     # Subnets have moments after an evaluation alone.
     sent = least + (1 + len(checkpoints) - len(unevaluated)) * moments
     # The full network may have the better score each time, and rank 0 has its moments.
-    if choose_form(run) != "best":
+    if evaluations.form != "best":
         least = sent
     rows = _count_rows_of_others(run, architecture, ranks)
     return PlannedSaves(sent=sent, least=least, rows=rows)
@@ -117,14 +122,6 @@ def _count_rows_of_others(run: Run, architecture: Architecture, ranks: int) -> i
         others = rows - len(cut(rows, ranks, 0))
         total += others * prod(columns) * parameter.itemsize
     return total * (1 + len(find_method_spec(run.method.name).slots(run)))
-
-
-def _count_moments_bytes(run: Run, architecture: Architecture, ranks: int) -> int | None:
-    """Return the bytes that bring the moments of subnets side by side together; 0 for a network
-    that is never scored so."""
-    if choose_form(run) == "merged":
-        return 0
-    return moments_bytes(run, architecture, ranks)
 
 
 def _count_bytes_to_owners(

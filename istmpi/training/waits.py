@@ -7,13 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from istmpi.config import Run
-from istmpi.config.methods import find_method_spec
 from istmpi.cost.waits import UnknownWaits, Waits, count_flush_waits, count_round_waits
-from istmpi.data.dataset import Dataset
-from istmpi.evaluation.planned_bytes import list_evaluated
 from istmpi.evaluation.planned_waits import count_temperature_waits, plan_evaluation_waits
-from istmpi.evaluation.planning import choose_form, choose_interval
-from istmpi.network.architecture import Architecture
+from istmpi.evaluation.planning import Evaluations
 from istmpi.network.arguments import find_origin
 from istmpi.tasks import OwnTask
 from istmpi.training.saves import (
@@ -49,35 +45,34 @@ class PlannedWaits:
     """The further waits of the start then."""
 
 
-def plan_waits(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> PlannedWaits:
+def plan_waits(evaluations: Evaluations) -> PlannedWaits:
     """Return the waits of a new run whose hosts share a folder."""
-    saving = _ask(_plan_saves, run, architecture, data, ranks)
+    saving = _ask(_plan_saves, evaluations)
     apart = None
     if saving.calls:
         # A long description of a checkpoint takes a second call.
-        apart = (CALLS_OF_ROWS, CALLS_OF_ROWS + len(list_checkpoints(run)))
+        apart = (CALLS_OF_ROWS, CALLS_OF_ROWS + len(list_checkpoints(evaluations.run)))
     return PlannedWaits(
-        start=_ask(_plan_start, run, architecture, data, ranks),
-        rounds=_ask(_plan_rounds, run, architecture, data, ranks),
-        evaluation=_ask(plan_evaluation_waits, run, architecture, data, ranks),
+        start=_ask(_plan_start, evaluations),
+        rounds=_ask(_plan_rounds, evaluations),
+        evaluation=_ask(plan_evaluation_waits, evaluations),
         saving=saving,
         apart=apart,
     )
 
 
-Plan = Callable[[Run, Architecture, Dataset, int], Waits]
-
-
-def _ask(plan: Plan, run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Waits:
+def _ask(plan: Callable[[Evaluations], Waits], evaluations: Evaluations) -> Waits:
     try:
-        return plan(run, architecture, data, ranks)
+        return plan(evaluations)
     except UnknownWaits as reason:
         return Waits(unknown=str(reason))
 
 
-def _plan_start(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Waits:
-    if ranks == 1:
+def _plan_start(evaluations: Evaluations) -> Waits:
+    if evaluations.ranks == 1:
         return Waits(calls=0, least=0)
+    run = evaluations.run
+    data = evaluations.data
     reasons = {
         "a program has the loop": data.network is not None,
         "train.init": bool(run.train.init),
@@ -91,9 +86,9 @@ def _plan_start(run: Run, architecture: Architecture, data: Dataset, ranks: int)
     calls = _CALLS_OF_START + count_threads(run)
     # Rank 0 tells the others the table that it finds, which may be long.
     tables = int(find_origin(run.model.name).is_inspected)
-    spec = find_method_spec(run.method.name)
+    spec = evaluations.spec
     # What travels beside local steps has a communicator of its own.
-    if spec.sums_outputs or spec.leaves_early(run, architecture, ranks):
+    if spec.sums_outputs or spec.leaves_early(run, evaluations.architecture, evaluations.ranks):
         calls += 1
     # A mean over examples counts those of each rank.
     if spec.in_passes:
@@ -109,9 +104,10 @@ def count_threads(run: Run) -> int:
     return int(run.comm.patience > 0) + int(bool(checkpoint.every) and not checkpoint.wait)
 
 
-def _plan_rounds(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Waits:
-    spec = find_method_spec(run.method.name)
-    task = data.scoring
+def _plan_rounds(evaluations: Evaluations) -> Waits:
+    run = evaluations.run
+    data = evaluations.data
+    own_loss = issubclass(data.scoring, OwnTask)
     reasons = {
         "a program has the loop": data.network is not None,
         "train.max_minutes": run.train.max_minutes,
@@ -120,43 +116,41 @@ def _plan_rounds(run: Run, architecture: Architecture, data: Dataset, ranks: int
         "columns of ranks differ": bool(data.columns),
         "replica groups": run.train.group_size != 1,
         # Ranks compare the counts of its pairs in each step, if it returns any.
-        "a function for the loss": spec.sends_every_step and issubclass(task, OwnTask),
+        "a function for the loss": own_loss and evaluations.spec.sends_every_step,
     }
     for reason, holds in reasons.items():
         if holds:
             raise UnknownWaits(reason)
-    evaluated = list_evaluated(run, choose_interval(run, architecture, data, ranks))
-    pauses = {*evaluated, *list_checkpoints(run)}
-    calls = count_round_waits(run, architecture, ranks, pauses)
+    pauses = {*evaluations.rounds, *list_checkpoints(run)}
+    calls = count_round_waits(run, evaluations.architecture, evaluations.ranks, pauses)
     return Waits(calls=calls, least=calls)
 
 
-def _plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Waits:
+def _plan_saves(evaluations: Evaluations) -> Waits:
     """Return the waits of a run's saves, as `istmpi.training.saves.plan_saves` has their bytes."""
-    if ranks == 1:
+    if evaluations.ranks == 1:
         return Waits(calls=0, least=0)
+    run = evaluations.run
     # Values of a rank's own take no call more.
-    unknown = [reason for reason in list_unknown(run, data) if reason != OWN_DATA]
+    unknown = [reason for reason in list_unknown(run, evaluations.data) if reason != OWN_DATA]
     if unknown:
         raise UnknownWaits(", ".join(unknown))
     if run.train.group_size != 1:
         raise UnknownWaits("replica groups")
     checkpoints = list_checkpoints(run)
-    every = choose_interval(run, architecture, data, ranks)
-    unevaluated = [number for number in checkpoints if number % every]
+    unevaluated = [number for number in checkpoints if number % evaluations.every]
     calls = CALLS + len(checkpoints) * CALLS_OF_CHECKPOINT
-    calls += _count_to_owners(run, architecture, ranks, checkpoints, unevaluated)
-    form = choose_form(run)
-    forms = [form]
-    if form == "best":
+    calls += _count_to_owners(evaluations, checkpoints, unevaluated)
+    forms = [evaluations.form]
+    if evaluations.form == "best":
         forms = ["merged", "blocks"]
     of_forms = []
     of_evaluated = []
     for form in forms:
         moments = 0
-        if form != "merged" and architecture.batch_norms:
+        if form != "merged" and evaluations.architecture.batch_norms:
             moments = CALLS_OF_MOMENTS
-        temperature = count_temperature_waits(run, architecture, data, ranks, form)
+        temperature = count_temperature_waits(evaluations, form)
         of_forms.append(temperature + moments)
         # Subnets have moments after an evaluation alone.
         of_evaluated.append(moments * (len(checkpoints) - len(unevaluated)))
@@ -168,11 +162,12 @@ def _plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int)
 
 
 def _count_to_owners(
-    run: Run, architecture: Architecture, ranks: int, checkpoints: list[int], unevaluated: list[int]
+    evaluations: Evaluations, checkpoints: list[int], unevaluated: list[int]
 ) -> int:
     """Return the calls that bring the newest values to their owners for all saves."""
-    spec = find_method_spec(run.method.name)
-    if spec.sums_outputs:
+    if evaluations.spec.sums_outputs:
         return CALLS_OF_JOINT * (1 + len(checkpoints))
     # An evaluation of the same round has sent them there.
-    return count_flush_waits(run, architecture, ranks, unevaluated)
+    return count_flush_waits(
+        evaluations.run, evaluations.architecture, evaluations.ranks, unevaluated
+    )

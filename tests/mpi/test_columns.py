@@ -185,7 +185,7 @@ def test_labels_on_one_rank_give_the_bits_of_labels_on_all(comm, shared_tmp, kin
 def test_bytes_of_evaluations_are_planned_if_one_rank_has_the_labels(comm, table):
     settings = EVEN | {"data__source": table, "data__labels_on": 1, "evaluate__every": 2}
     training, _ = trained(comm, **settings)
-    planned = plan_evaluations(training.run, training.architecture, training.dataset, comm.size)
+    planned = plan_evaluations(training.evaluator.planned)
     assert planned.sent == planned.least == sum(comm.allgather(comm.ledger.sent[EVALUATION].bytes))
 
 

@@ -94,7 +94,7 @@ def test_their_bytes_are_planned(table, comm):
         training = Training(small_run(data__source=str(table(classes)[0]), train__rounds=4, evaluate__every=2), comm)
         before = comm.ledger.sent[EVALUATION].bytes
         list(training.rounds())
-        planned = plan_evaluations(training.run, training.architecture, training.dataset, comm.size)
+        planned = plan_evaluations(training.evaluator.planned)
         assert planned.sent == sum(comm.allgather(comm.ledger.sent[EVALUATION].bytes - before))
 
 

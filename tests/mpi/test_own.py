@@ -134,7 +134,8 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp, c
     network = make().double().eval()
     network.load_state_dict({name: torch.from_numpy(values) for name, values in weights.items()}, strict=False)
     if case == "convolutional":
-        rows = draw_calibration_rows(training.run.train.seed, len(training.dataset.train), training.evaluator.sampled)
+        sampled = training.evaluator.planned.sampled
+        rows = draw_calibration_rows(training.run.train.seed, len(training.dataset.train), sampled)
         sample = torch.from_numpy(examples_of(training.dataset.train, rows)[0]).double()
         first = network.first(sample.view(-1, *shape))
         torch.testing.assert_close(moments["norm"][0], first.mean((0, 2, 3)))

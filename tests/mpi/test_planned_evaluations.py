@@ -17,7 +17,7 @@ from istmpi.comm.ledger import EVALUATION, ROUNDS, SAVING, START
 from istmpi.cost import evaluation, run_bytes
 from istmpi.evaluation.planned_bytes import plan_evaluations
 from istmpi.evaluation.planned_waits import plan_evaluation_waits
-from istmpi.evaluation.planning import SHARE, choose_interval
+from istmpi.evaluation.planning import SHARE
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 from istmpi.training.saves import OWN_DATA, plan_saves
@@ -84,7 +84,7 @@ def test_planned_bytes_are_counted_bytes(comm, monkeypatch, settings, where):
 
     training.evaluate = count_and_evaluate
     list(training.rounds())
-    planned = plan_evaluations(training.run, training.architecture, training.dataset, comm.size)
+    planned = plan_evaluations(training.evaluator.planned)
     assert planned.count == len(counted) == 3
     # A user's sums travel as objects.
     counted = comm.ledger.sent[EVALUATION].bytes if "data__source" in settings else sum(counted)
@@ -93,7 +93,7 @@ def test_planned_bytes_are_counted_bytes(comm, monkeypatch, settings, where):
     assert total in (planned.least, planned.sent) or len(forms) > 1
     if where == "on one":
         assert total == sum(comm.allgather(comm.ledger.sent[EVALUATION].bytes))
-    waits = plan_evaluation_waits(training.run, training.architecture, training.dataset, comm.size)
+    waits = plan_evaluation_waits(training.evaluator.planned)
     assert waits.least <= comm.ledger.sent[EVALUATION].calls <= waits.calls
 
 
@@ -104,7 +104,7 @@ def test_evaluations_take_a_bounded_part_of_the_bytes(comm, method, rounds, step
     """At most 15%, unless there is but one evaluation; and one more would take more, unless there are ten."""
     run = small_run(method__name=method, train__rounds=rounds, method__local_steps=steps, evaluate__every=0)
     training = Training(run, comm)
-    planned = plan_evaluations(training.run, training.architecture, training.dataset, comm.size)
+    planned = plan_evaluations(training.evaluator.planned)
     assert planned.every == training.run.evaluate.every
     of_rounds = run_bytes(training.run, training.architecture, comm.size)
     if planned.count > 1:
@@ -118,7 +118,7 @@ def test_a_run_that_depends_on_its_evaluations_keeps_ten(comm):
     run = small_run(train__rounds=40, evaluate__every=0)
     for settings, every in (({"data.validation": 0.2, "train.patience": 3}, 4), ({"evaluate.every": 7}, 7)):
         training = Training(run.override(settings), comm)
-        assert choose_interval(run.override(settings), training.architecture, training.dataset, comm.size) == every
+        assert training.run.evaluate.every == training.evaluator.planned.every == every
 
 
 @pytest.mark.both
@@ -139,7 +139,7 @@ def test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, every):
     summary = run_training(run, comm)
     sent = sum(comm.allgather(comm.ledger.sent[SAVING].bytes))
     training = Training(run, comm)
-    planned = plan_saves(training.run, training.architecture, training.dataset, comm.size)
+    planned = plan_saves(training.evaluator.planned)
     # Ranks save values of their own, or what they have not yet sent.
     own_values = settings in OTHERS[2:] or settings.get("method__name") in ("admm", "downpour", "streaming-diloco")
     if evaluation.FLOPS_OF_ONE == 0 and training.dataset.scoring.one_class:
@@ -152,7 +152,7 @@ def test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, every):
         of_form = planned.least if summary.last.score.form == "merged" else planned.sent
         # The checkpoint after an evaluation may have another form, with or without moments of subnets.
         assert sent in (of_form, (planned.least + planned.sent) // 2 if every else of_form)
-    waits = plan_waits(training.run, training.architecture, training.dataset, comm.size)
+    waits = plan_waits(training.evaluator.planned)
     for purpose in (START, ROUNDS, EVALUATION, SAVING):
         found, counted = getattr(waits, purpose), summary.sent[purpose].calls
         if purpose == START and not threads_may_call_everywhere(comm):

@@ -16,7 +16,7 @@ from istmpi.cost import cost, round_bytes
 from istmpi.data.sources import open_dataset
 from istmpi.engine.fragments import departures
 from istmpi.errors import ConfigError
-from istmpi.evaluation.planning import plan_evaluation
+from istmpi.evaluation.planning import Evaluations
 from istmpi.models import mlp_network
 from istmpi.training.network import plan_network
 from istmpi.units import in_seconds, number
@@ -148,9 +148,8 @@ def predict(cluster, ranks, **settings):
     settings = {name.replace("__", "."): value for name, value in settings.items()}
     run = Run.load("digits").override({"train.rounds": 6, "evaluate.every": 2, **settings}).with_implied()
     data = open_dataset("digits")
-    architecture = plan_network(run, data)
-    found = predict_run(run, architecture, data, ranks, cluster)
-    return found, plan_evaluation(run, architecture, data, ranks, ranks), cost(run, architecture, ranks)
+    planned = Evaluations.in_training(run, plan_network(run, data), data, ranks)
+    return predict_run(planned, cluster), planned.plan, cost(run, planned.architecture, ranks)
 
 
 @pytest.mark.parametrize("ranks, hops, told", [(2, 1, 1 / 2), (5, 1, 4 / 5), (8, 1, 7 / 8), (64, 6, 3)])
