@@ -117,14 +117,16 @@ def stopped(start_once, folder):
 
 @pytest.fixture(scope="module")
 def said(series, stopped, folder):
-    """The outcomes of all commands: on two ranks, on groups of four processes, and of one process."""
+    """The outcomes of all commands: on groups of four processes, on two ranks, and of one process."""
     x = np.random.default_rng(1).standard_normal((200, 8)).astype(np.float32)
     np.savez(folder / "two.npz", x=x, y=(x[:, 0] > x[:, 1]).astype(np.int64))
     for rank in range(2):
         np.savez(folder / f"numbers-{rank}.npz", x=x + rank, y=x[:, :2] + x[:, 2:4] ** 2)
-    jobs = {"simulated": {}}
-    for place, words in {"ranks": [], "groups": ["--group-size", "2"]}.items():
-        jobs[place] = {case: [*describe(case), *words, "--out", folder / place / case] for case in CASES}
+    jobs = {"groups": {}, "ranks": {}, "simulated": {}}
+    for case in CASES:
+        jobs["groups"][case] = [*describe(case), "--group-size", "2", "--out", folder / "groups" / case]
+        on_ranks = ["simulate", *describe(case)[1:], "--ranks", "2", "--out", folder / "ranks" / case]
+        jobs["simulated"][f"{case}, on ranks"] = on_ranks
     jobs["groups"] |= {case: [*TOGETHER, *words, "--out", folder / case] for case, words in WHOLE.items()}
     for rounds in (3, 6):
         words = [*TOGETHER, *WHOLE["whole"], "--rounds", rounds, "--resume", "auto"]

@@ -29,24 +29,15 @@ TOP = {"method__partition": ["hidden1"], "method__shared_wire": "top-k", "method
 SLOW_FRAGMENTS = {"method__local_steps": 8, "method__fragments": 2, "method__delay": 2}
 ROUNDS = {
     **{f"{method}, adam carried": {"method__name": method, **ADAM, **CARRIED} for method in METHODS},
-    "ist, adam reset": ADAM,
     "ist, images and rates": MOMENTUM | IMAGES | {"optimizer__warm_up": 2, "optimizer__schedule": "cosine"},
     "local-sgd, adam kept": {"method__name": "local-sgd", **ADAM, "method__optimizer_state": "keep"},
     "streaming-diloco, a fragment on its way": {"method__name": "streaming-diloco", **MOMENTUM, **SLOW_FRAGMENTS},
-    "early, adam carried": EARLY | ADAM | CARRIED,
     "early, int8": EARLY | INT8,
     "early, seldom shared": EARLY | SEEN_LESS | {"method__share_every": 3},
-    "early, uneven shares": EARLY | {"method__shares": [3.0, 1.0, 2.0]},
     "early, a finish": EARLY | {"method__finish": "local-sgd:25%"},
     "ist, then data-parallel": ADAM | CARRIED | {"method__finish": "data-parallel:50%"},
-    "ist, then codistillation": ADAM | SPECIAL["codistillation"] | {"method__finish": "codistillation:50%"},
-    "ist, then dynamic-averaging": ADAM
-    | CARRIED
-    | SPECIAL["dynamic-averaging"]
-    | {"method__finish": "dynamic-averaging:50%"},
     "int8, round a ring": INT8 | SEEN_LESS,
     "int8, outer momentum": INT8 | {"method__outer_momentum": 0.5},
-    "int8, data-parallel": INT8 | {"method__name": "data-parallel", **ADAM, **CARRIED},
     "downpour, three rounds old": {"method__name": "downpour", "method__staleness": 3, **ADAM},
     "joint, two passes": {"method__name": "joint", "method__passes": 2, **ADAM, **CARRIED},
     "largest changes, seldom shared": TOP | ADAM | CARRIED | {"method__share_every": 3},
@@ -58,14 +49,9 @@ NETWORKS = {
     "own": SHAKEN,
     "sparse rows": XC | MOMENTUM | CARRIED,
     "blocks, seldom shared": DEEP | MOMENTUM | CARRIED | {"method__share_every": 3},
-    "joined, some widths": JOINED | {"method__partition": ["wide"], "method__share_every": 2},
     "joined, a part redealt in fewer bits": JOINED | INT8 | {"method__redeal": 0.3},
     "joined, shares and outer momentum": JOINED | {"method__shares": [2.0, 1.0, 1.0], "method__outer_momentum": 0.5},
-    **{
-        f"growing images, {method}": GROWN | {"method__name": method, **SPECIAL.get(method, {})}
-        for method in ("streaming-diloco", "admm")
-    },
-    "growing images, seldom shared": GROWN | {"method__partition": ["hidden"], "method__share_every": 3},
+    "growing images, streaming-diloco": GROWN | {"method__name": "streaming-diloco"} | SPECIAL["streaming-diloco"],
     "growing images, early": GROWN | EARLY,
 }
 """Of networks that grow: methods that keep something else from round to round."""

@@ -52,8 +52,9 @@ def test_with_one_hidden_layer_the_sum_is_the_whole_network(comm, optimizer):
 
 @pytest.mark.both
 @pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("sigma, passes", [(None, 1), (1.0, 1), (None, 3)])
-@pytest.mark.parametrize("optimizer", ["momentum, decay", "adam"])
+@pytest.mark.parametrize(
+    "optimizer, sigma, passes", [("momentum, decay", None, 1), ("adam", 1.0, 1), ("momentum, decay", None, 3)]
+)
 def test_between_two_sums_a_rank_follows_the_formula(comm, optimizer, sigma, passes):
     settings = PLAIN | OPTIMIZERS[optimizer] | {"method__local_steps": 6, "method__sigma": sigma}
     training, _ = trained(comm, **settings, method__passes=passes)
@@ -151,7 +152,7 @@ def answer_by_hand(form, subnets, x):
 
 @pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize(
-    "form, equal", [*((form, None) for form in FORMS if FORMS[form][1] is not None), ("gain", 0.0), ("gain", 1.0)]
+    "form, equal", [*((form, None) for form in FORMS if FORMS[form][1] is not None), ("gain", 0.0)]
 )
 def test_what_is_only_added_counts_once(comm, shared_tmp, form, equal):
     """The sum, its score and its export have it once, also when it is resumed with very large weights."""
@@ -172,7 +173,7 @@ def test_what_is_only_added_counts_once(comm, shared_tmp, form, equal):
     expected = sum(answer_by_hand(form, comm.allgather(round.module.state_dict()), x))
     job.evaluate(lambda network, x: torch.testing.assert_close(network(x), expected) or 0.0, [x])
     path = job.save(shared_tmp / "network.h5")
-    if comm.rank == 0 and form not in ("integers", "written"):
+    if comm.rank == 0 and form in ("bias", "convolution", "added", "bend"):
         program = torch.export.load(export(path, "torch", model=job.run.model.name).path).module()
         torch.testing.assert_close(program(x).detach(), expected)
 

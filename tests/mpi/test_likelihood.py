@@ -24,7 +24,7 @@ EXPERTS = {
     "model__dtype": "float64",
     "data__length": 12,
     "method__redeal": 0.0,
-    "method__local_steps": 20,
+    "method__local_steps": 5,
     "optimizer__name": "adamw",
     "optimizer__lr": 0.01,
     "evaluate__form": "likelihood",

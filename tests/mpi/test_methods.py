@@ -20,15 +20,11 @@ ADAM = {"optimizer__name": "adamw", "model__norm": "none", "model__bias": True}
 CARRIED = {"method__optimizer_state": "carry"}
 MOMENTUM = {"optimizer__momentum": 0.9, "optimizer__lr": 0.03, **CARRIED}
 CASES = {
-    "batch norm": {},
-    "layer norm and bias": {"model__norm": "layer", "model__bias": True},
     "no norm, bias, tanh": {"model__norm": "none", "model__bias": True, "model__activation": "tanh"},
     "batch norm, bias, no output norm": {"model__bias": True, "model__output_norm": False},
     "one layer": {"model__hidden": [7]},
     "three layers, one as wide as there are ranks": {"model__hidden": [9, 3, 7], "model__norm": "layer"},
     "shares": {"method__shares": [3.0, 1.0, 2.0]},
-    "shares, no norm": {"method__shares": [3.0, 1.0, 2.0], "model__norm": "none", "model__bias": True},
-    "a part redealt": {"method__redeal": 0.3, "train__rounds": 6},
     "never redealt": {"method__redeal": 0.0},
     "one group dealt": {"method__partition": ["hidden1"], "model__norm": "layer"},
     "nothing dealt": {"method__partition": []},
@@ -39,9 +35,7 @@ CASES = {
     "local SGD, momentum carried": {"method__name": "local-sgd", **MOMENTUM},
     "outer step, a part redealt": {"method__outer_lr": 0.7, "method__outer_momentum": 0.9, "method__redeal": 0.4},
     "DiLoCo": {"method__name": "diloco", **ADAM, "train__rounds": 6},
-    "DiLoCo, adam carried": {"method__name": "diloco", **ADAM, "method__optimizer_state": "carry"},
     "local SGD, adam kept": {"method__name": "local-sgd", **ADAM, "method__optimizer_state": "keep"},
-    "warm-up": {"optimizer__warm_up": 7},
     "cosine": {"optimizer__warm_up": 2, "optimizer__schedule": "cosine"},
     "milestones": {"optimizer__schedule": "step", "optimizer__milestones": [0.3, 0.6], "optimizer__decay": 0.3},
     "a finish of local SGD": {"method__finish": "local-sgd:40%", "train__rounds": 5, "method__outer_momentum": 0.5},
@@ -85,7 +79,6 @@ def bare_loop(run, streams, steps, dtype):
 ON_ONE_RANK = ("ist", "local-sgd", "data-parallel", "dynamic-averaging", "codistillation", "diloco", "joint")
 BARE = {
     "batch": {"model__norm": "batch", "model__dtype": "float32", "model__bias": True},
-    "none": {"model__norm": "none", "model__dtype": "float32", "model__bias": True},
     "momentum": MOMENTUM,
 }
 

@@ -24,7 +24,7 @@ def at(ranks, cases):
 @pytest.mark.ranks(only=[1, 2, 3, 4])
 @pytest.mark.parametrize("case", [*at(1, [*MLP][::6]), *at(2, [*MLP][1::2]), *at(3, OTHERS)])
 def test_nothing_has_changed(comm, shared_tmp, case):
-    """All of `MLP` are tried on three ranks, of which some stop, by tests/unit/test_simulated_runs.py."""
+    """Some of `MLP` are tried on three ranks, of which some stop, by tests/unit/test_simulated_runs.py."""
     run = comm.broadcast_from_root(run_of(CASES[case], comm.size, shared_tmp) if comm.rank == 0 else None)
     outcome = replayed(comm, run)
     if comm.size > 1 and case not in ("fedavg", "dynamic-averaging", "ist, never redealt"):
