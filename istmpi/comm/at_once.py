@@ -53,11 +53,11 @@ def broadcast(handle: Any, values: Buffer, root: int, byte: Any) -> Any:
     nbytes = len(values)
     if not is_at_once(ranks, nbytes):
         return handle.Ibcast([values, byte], root=root)
-    sent = [0] * ranks
-    received = [0] * ranks
+    nothing = [0] * ranks
+    # Open MPI takes a call with one buffer for both directions as one in place.
+    unused = [bytearray(1), nothing, nothing, byte]
     if handle.Get_rank() == root:
-        sent = [nbytes * (rank != root) for rank in range(ranks)]
-    else:
-        received[root] = nbytes
-    starts = [0] * ranks
-    return handle.Ialltoallv([values, sent, starts, byte], [values, received, starts, byte])
+        lengths = [nbytes * (rank != root) for rank in range(ranks)]
+        return handle.Ialltoallv([values, lengths, nothing, byte], unused)
+    lengths = [nbytes * (rank == root) for rank in range(ranks)]
+    return handle.Ialltoallv(unused, [values, lengths, nothing, byte])
