@@ -29,11 +29,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from istmpi.comm import read_launcher
 from istmpi.config import Run
+from istmpi.cost.calibration import SAMPLED
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
 from istmpi.data.sources import open_dataset
 from istmpi.engine.store import ParameterStore
-from istmpi.evaluation.sample import SAMPLED, draw_calibration_rows
+from istmpi.evaluation.sample import draw_calibration_rows
 from istmpi.models import mlp_network
 from istmpi.report.curves import Curve, Point
 
@@ -46,8 +47,7 @@ def network_of(run: Run, data: Dataset) -> nn.Sequential:
         layers += [nn.Linear(inputs, outputs, bias=False)]
         layers += [nn.BatchNorm1d(outputs, track_running_stats=False), nn.ReLU()]
     layers += [nn.Linear(widths[-1], data.outputs, bias=False)]
-    layers += [nn.BatchNorm1d(data.outputs, affine=False, track_running_stats=False)]
-    network = nn.Sequential(*layers)
+    network = nn.Sequential(*layers, nn.BatchNorm1d(data.outputs, affine=False, track_running_stats=False))
     ours = mlp_network(data.features, run.model.hidden, data.outputs, output_norm=True)
     store = ParameterStore(ours.parameters, ours.lengths, 1, 0)
     store.initialise(run.train.seed)

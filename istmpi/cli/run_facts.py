@@ -10,7 +10,6 @@ from istmpi.comm.ledger import EVALUATION, ROUNDS, SAVING, START
 from istmpi.cost import cost
 from istmpi.cost.calibration import SHARE
 from istmpi.data.graph.split import GraphSplit
-from istmpi.evaluation.sample import count_scored_in_training
 from istmpi.optim import schedules
 from istmpi.record import RunFolder
 from istmpi.report import tables
@@ -124,21 +123,20 @@ def _describe_checkpoints(training: Training, saver: Saver) -> str:
 
 def _describe_evaluations(training: Training) -> str:
     run = training.run
-    data = training.dataset
-    evaluator = training.evaluator
+    planned = training.evaluator.planned
+    # A program may have set other rounds since.
+    evaluations = replace(planned, run=run)
     every = run.evaluate.rounds_between(run.train.rounds)
     words = "every round"
     if every >= run.train.rounds:
         words = "after the last round"
     elif every > 1:
         words = f"every {every} rounds"
-    if isinstance(data.train, GraphSplit):
+    if evaluations.is_graph:
         return words
-    words += f" on {count_scored_in_training(run, data):,} examples"
+    words += f" on {evaluations.scored_in_training:,} examples"
     if training.architecture.batch_norms:
-        words += f", calibrated on {evaluator.planned.sampled:,}"
-    # A program may have set other rounds since.
-    evaluations = replace(evaluator.planned, run=run)
+        words += f", calibrated on {planned.sampled:,}"
     share = evaluations.find_share()
     words += f": {share:.0%} of the FLOPs"
     by_default = replace(evaluations, run=run.override({"evaluate.every": 0}))

@@ -27,7 +27,8 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.evaluation import blocks
 from istmpi.evaluation.likelihood import choose_module
-from istmpi.evaluation.sample import count_sampled, draw_calibration_rows
+from istmpi.evaluation.planning import Evaluations
+from istmpi.evaluation.sample import draw_calibration_rows
 from istmpi.network.leaves import prepare
 from istmpi.network.norms import Calibrated, calibrate
 from istmpi.outputs import list_outputs, take_last
@@ -74,10 +75,7 @@ class CalibratedNetwork:
             for name, moments in read_moments(checkpoint).items():
                 norms[name].moments = moments
         else:
-            data = resize_images(open_fitting_data(checkpoint, calibrate_on), header.side)
-            sampled = count_sampled(header.run, checkpoint.architecture, data, header.ranks)
-            rows = draw_calibration_rows(header.run.train.seed, len(data.train), sampled)
-            batch = data.reshape(architecture.example_shape).train.batch(rows)
+            batch = _draw_sample(checkpoint, calibrate_on, architecture.example_shape)
             calibrate(self.module, norms, batch.to("cpu", architecture.dtype).inputs)
         moments_by_name = {}
         for name, layer in norms.items():
@@ -188,6 +186,16 @@ def _build(
     for name, parameter in prepare(module, elsewhere=()).items():
         parameter.data = store.tensors[name]  # not a copy: the network is in memory once
     return module, architecture.batch_norm_layers(module)
+
+
+def _draw_sample(checkpoint: Checkpoint, source: str, shape: tuple[int, ...]) -> Batch:
+    """Return the examples of a ``shape`` on which training calibrates, from other data."""
+    header = checkpoint.header
+    data = resize_images(open_fitting_data(checkpoint, source), header.side)
+    evaluations = Evaluations.in_training(header.run, checkpoint.architecture, data, header.ranks)
+    seed = header.run.train.seed
+    rows = draw_calibration_rows(seed, len(data.train), evaluations.sampled)
+    return data.reshape(shape).train.batch(rows)
 
 
 def require_calibrated(checkpoint: Checkpoint) -> None:

@@ -13,7 +13,12 @@ import numpy as np
 from istmpi.comm.objects import SLOT
 from istmpi.config import Run
 from istmpi.config.methods import MethodSpec, find_method_spec
-from istmpi.cost.calibration import forward_flops, rounds_flops
+from istmpi.cost.calibration import (
+    SAMPLED,
+    calibration_examples,
+    forward_flops,
+    rounds_flops,
+)
 from istmpi.cost.counts import Amount
 from istmpi.cost.evaluation import (
     FLOPS_A_BYTE,
@@ -27,7 +32,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
 from istmpi.engine.lengths import Number
 from istmpi.evaluation.further import count_further
-from istmpi.evaluation.sample import count_sampled, count_scored, count_scored_in_training
+from istmpi.evaluation.sample import count_scored
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import MultiLabel, OwnTask
 
@@ -187,10 +192,28 @@ class Evaluations:
         """The number of examples of the test split that are scored."""
         return count_scored(self.run.evaluate, self.data, len(self.data.test))
 
+    @property
+    def scored_in_training(self) -> int:
+        """The number of examples that an evaluation in training scores: this rank's, if data are
+        local."""
+        split = self.data.test
+        if self.run.watches_validation:
+            split = self.data.splits.get("validation", split)
+        return count_scored(self.run.evaluate, self.data, len(split))
+
     @cached_property
     def sampled(self) -> int:
         """The number of training examples to calibrate on, over all ranks."""
-        return count_sampled(self.run, self.architecture, self.data, self.trained_on)
+        if self.is_graph:
+            return self.run.evaluate.calibration_examples or SAMPLED
+        examples = len(self.data.train)
+        scored = self.scored_in_training
+        sampled = calibration_examples(
+            self.run, self.architecture, self.trained_on, examples, scored
+        )
+        if self.is_local:
+            return sampled
+        return min(sampled, examples)
 
     def list_batches(self, examples: int) -> list[int]:
         """Return the sizes of the batches of so many examples."""
@@ -229,7 +252,7 @@ class Evaluations:
         are not counted."""
         if self.is_graph:
             return 0
-        examples = count_scored_in_training(self.run, self.data)
+        examples = self.scored_in_training
         if self.architecture.batch_norms:
             examples += self.sampled
         alone = self.plan.on_one or self.is_local

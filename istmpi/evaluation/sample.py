@@ -3,12 +3,8 @@
 import numpy as np
 
 from istmpi import rng
-from istmpi.config import Run
 from istmpi.config.sections import Evaluate
-from istmpi.cost.calibration import SAMPLED, calibration_examples
 from istmpi.data.dataset import Dataset
-from istmpi.data.graph.split import GraphSplit
-from istmpi.network.architecture import Architecture
 
 FITTED_ON = 64
 """The most examples over which factors are fitted."""
@@ -25,28 +21,6 @@ def choose_scored(evaluate: Evaluate, data: Dataset, length: int) -> np.ndarray:
     if count >= length:
         return np.arange(length)
     return np.arange(count) * length // count
-
-
-def count_scored_in_training(run: Run, data: Dataset) -> int:
-    """Return the number of examples that an evaluation in training scores.
-
-    If data are local, they are this rank's.
-    """
-    split = data.test
-    if run.watches_validation:
-        split = data.splits.get("validation", data.test)
-    return count_scored(run.evaluate, data, len(split))
-
-
-def count_sampled(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
-    if isinstance(data.train, GraphSplit):
-        return run.evaluate.calibration_examples or SAMPLED
-    sampled = calibration_examples(
-        run, architecture, ranks, len(data.train), count_scored_in_training(run, data)
-    )
-    if run.data.placement == "local":
-        return sampled
-    return min(sampled, len(data.train))
 
 
 def draw_calibration_rows(

@@ -9,14 +9,12 @@ from math import prod
 from istmpi.checkpoint.writers import NAME_BYTES
 from istmpi.comm.objects import SLOT
 from istmpi.config import Run
-from istmpi.config.methods import find_method_spec
 from istmpi.cost.moments import moments_bytes
 from istmpi.cost.one_round import flushed_bytes, published_bytes
 from istmpi.data.dataset import Dataset
 from istmpi.engine.layout import cut
 from istmpi.evaluation.planned_bytes import count_calibration_bytes
 from istmpi.evaluation.planning import Evaluations
-from istmpi.network.architecture import Architecture
 
 CALLS = 4
 """Collective calls of a save after an evaluation, one after the other."""
@@ -60,7 +58,6 @@ def plan_saves(evaluations: Evaluations) -> PlannedSaves:
     of saves or of datasets is not known before the run.
     """
     run = evaluations.run
-    architecture = evaluations.architecture
     ranks = evaluations.ranks
     unknown = list_unknown(run, evaluations.data)
     if unknown:
@@ -68,12 +65,12 @@ def plan_saves(evaluations: Evaluations) -> PlannedSaves:
     checkpoints = list_checkpoints(run)
     unevaluated = [number for number in checkpoints if number % evaluations.every]
     calibration = count_calibration_bytes(evaluations)
-    datasets = _count_datasets(run, architecture)
+    datasets = _count_datasets(evaluations)
     moments: int | None = 0
     # Subnets that are scored side by side have their own.
     if evaluations.form != "merged":
-        moments = moments_bytes(run, architecture, ranks)
-    to_owners = _count_bytes_to_owners(run, architecture, ranks, checkpoints, unevaluated)
+        moments = moments_bytes(run, evaluations.architecture, ranks)
+    to_owners = _count_bytes_to_owners(evaluations, checkpoints, unevaluated)
     if calibration is None:
         return PlannedSaves(unknown="weights or labels travel for the temperature of the classes")
     if datasets is None or moments is None or to_owners is None:
@@ -86,7 +83,7 @@ def plan_saves(evaluations: Evaluations) -> PlannedSaves:
     # The full network may have the better score each time, and rank 0 has its moments.
     if evaluations.form != "best":
         least = sent
-    rows = _count_rows_of_others(run, architecture, ranks)
+    rows = _count_rows_of_others(evaluations)
     return PlannedSaves(sent=sent, least=least, rows=rows)
 
 
@@ -114,21 +111,25 @@ def list_unknown(run: Run, data: Dataset) -> list[str]:
     return [reason for reason, holds in reasons.items() if holds]
 
 
-def _count_rows_of_others(run: Run, architecture: Architecture, ranks: int) -> int:
+def _count_rows_of_others(evaluations: Evaluations) -> int:
     """Return the bytes of all tensors that owners store, without those of rank 0."""
+    architecture = evaluations.architecture
     total = 0
     for parameter in architecture.parameters.values():
         rows, *columns = parameter.pattern.shape(architecture.lengths)
-        others = rows - len(cut(rows, ranks, 0))
+        others = rows - len(cut(rows, evaluations.ranks, 0))
         total += others * prod(columns) * parameter.itemsize
-    return total * (1 + len(find_method_spec(run.method.name).slots(run)))
+    return total * (1 + len(evaluations.spec.slots(evaluations.run)))
 
 
 def _count_bytes_to_owners(
-    run: Run, architecture: Architecture, ranks: int, checkpoints: list[int], unevaluated: list[int]
+    evaluations: Evaluations, checkpoints: list[int], unevaluated: list[int]
 ) -> int | None:
     """Return the bytes that bring the newest values to their owners for all saves."""
-    if find_method_spec(run.method.name).sums_outputs:
+    run = evaluations.run
+    architecture = evaluations.architecture
+    ranks = evaluations.ranks
+    if evaluations.spec.sums_outputs:
         return published_bytes(run, architecture, ranks, [*checkpoints, run.train.rounds])
     # An evaluation of the same round has sent them there.
     return flushed_bytes(run, architecture, ranks, unevaluated)
@@ -144,9 +145,11 @@ def count_save_bytes(datasets: int, ranks: int) -> int:
     return (ranks - 1) * (ranks * to_all + from_root)
 
 
-def _count_datasets(run: Run, architecture: Architecture) -> int | None:
+def _count_datasets(evaluations: Evaluations) -> int | None:
     """Return the number of datasets that have rows of several ranks; None if rounds decide it."""
-    spec = find_method_spec(run.method.name)
+    run = evaluations.run
+    architecture = evaluations.architecture
+    spec = evaluations.spec
     if run.method.finish:
         return None
     of_a_parameter = 1 + len(spec.slots(run))
