@@ -22,6 +22,8 @@ from istmpi.errors import IstmpiError, OutputError
 from istmpi.files import name_at_last, temporary, writing
 
 _CALL = "checkpoint"
+_Job = tuple[Header, list[Piece], IstmpiError | None]
+"""A checkpoint that the thread saves, and why this rank must not save it, if so."""
 
 
 def commit(
@@ -102,7 +104,7 @@ class Saver:
         self._failures = 0
         self._outcome: BaseException | None = None
         """The error of the last checkpoint, which `wait` takes; None if there was none."""
-        self._jobs: queue.SimpleQueue[tuple[Header, list[Piece]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
         self._begin(communicator, communicators_are_made)
@@ -135,17 +137,22 @@ class Saver:
                 checkpoints = "rank 0 writes checkpoints for all ranks"
             self._warn(f"{unseen}, so {checkpoints}; rank 0 has the record and the network.")
 
-    def save(self, header: Header, pieces: Sequence[Piece]) -> None:
+    def save(
+        self, header: Header, pieces: Sequence[Piece], refusal: IstmpiError | None = None
+    ) -> None:
         """Save a checkpoint, or let the thread save it; ``pieces`` may change once the call
-        returns."""
+        returns.
+
+        ``refusal``: why this rank must not save. All ranks raise it, in `wait` if the thread saves.
+        """
         self.wait()
         if self.background:
             staged = self._stage(pieces)
             self._idle.clear()
-            self._jobs.put((header, staged))
+            self._jobs.put((header, staged, refusal))
         else:
             with self._saving():
-                self._save(header, pieces)
+                self._save(header, pieces, refusal)
             # This raises what `_save` has noted; ranks with threads raise it at the next one.
             if not self._uses_threads:
                 self.wait()
@@ -212,13 +219,12 @@ class Saver:
             job = self._jobs.get()
             if job is None:  # from `close`
                 return
-            header, pieces = job
-            self._save(header, pieces)
+            self._save(*job)
             self._idle.set()
 
-    def _save(self, header: Header, pieces: Sequence[Piece]) -> None:
+    def _save(self, header: Header, pieces: Sequence[Piece], refusal: IstmpiError | None) -> None:
         try:
-            path = self._commit(header, pieces)
+            path = self._commit(header, pieces, refusal)
             self._failures = 0
             self._valid = [*self._valid, path][-self._settings.keep :]
             if self._place.keeps:

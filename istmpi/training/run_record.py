@@ -114,7 +114,7 @@ class RunRecord:
                 self.note(f"resuming from {start}, {training.position}.")
         # So that --resume auto resumes from there, too.
         if start and not self._saver.newest and not training.done:
-            self._saver.save(*training.state())
+            self._saver.save(*training.collect_state())
             self._saver.wait()
 
     def _begin_files(self, recalled: Sequence[Mapping[str, Any]]) -> None:
