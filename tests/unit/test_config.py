@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from istmpi import gone
 from istmpi.cli.run_options import changes
 from istmpi.config import Data, Method, Model, Optimizer, Output, Run, Train, every_setting, shipped, type_of
-from istmpi.config.method_settings import SpecificSettings
-from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
 from istmpi.names import NETWORKS
-from istmpi.settings import check_value, find_types
+from istmpi.settings import check_value
 
 
 def load(tmp_path, text):
@@ -194,10 +192,6 @@ def test_every_setting_has_a_sentence_of_help_and_a_default_within_its_range():
         assert one.help.endswith("."), one.name
         assert check_value(one.default, one.hint, one.name, "default") == one.default
         assert one.owner in NETWORKS or type_of(one.name) == one.hint
-
-
-def test_a_methods_own_settings_are_those_of_its_spec():
-    assert {name for spec in METHODS.values() for name in spec.settings} == {*find_types(SpecificSettings)}
 
 
 OWN = {"model.name": "nets.py:Net", "model.channels": [8, 16], "model.hidden": 32, "model.kind": "wide"}

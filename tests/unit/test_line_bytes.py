@@ -4,14 +4,12 @@ import json
 import re
 from dataclasses import replace
 
-import torch
 from small import small_run
 
-from istmpi.comm import allreduce, members, resends, ring
+from istmpi.comm import members, resends
 from istmpi.comm.hang_report import Member
-from istmpi.comm.ledger import START, estimate_line_bytes
+from istmpi.comm.ledger import estimate_line_bytes
 from istmpi.record import RunFolder
-from istmpi.simulated import simulate
 from istmpi.units import size
 
 
@@ -21,21 +19,6 @@ def test_segments_messages_and_a_start_have_their_bytes():
     assert estimate_line_bytes(2896, calls=3, hosts=4) == starts[4] + 2896 + 2 * 99 + 3 * 4 * 3 * 73
     assert estimate_line_bytes(0, calls=2, hosts=5) == starts[5] + 2 * 5 * 4 * 73
     assert estimate_line_bytes(2896, calls=3, hosts=1) == 0
-
-
-def test_a_mean_counts_as_two_calls_of_as_many_messages(monkeypatch):
-    """Whether it goes round the ring or straight."""
-
-    def work(comm):
-        mean = allreduce.MeanOverRanks({"a": 400}, comm)
-        mean.add("a", torch.ones(100))
-        mean.finish()
-        return comm.ledger.sent[START].calls
-
-    for short in (0, 2**14):
-        monkeypatch.setattr(ring, "SHORT_BYTES", short)
-        outcome = simulate(work, 3)
-        assert outcome.require() == [2, 2, 2] and outcome.messages["messages"] == 2 * 3 * 2
 
 
 TABLE = "Ip: Forwarding\nIp: 1\nTcp: OutSegs RetransSegs InErrs\nTcp: 9 {} 0\n"
