@@ -98,7 +98,7 @@ from istmpi.cli.main import main
 from istmpi.cluster import alone, links, measure_groups, timing, transfers
 
 timing.SECONDS, timing.TURN_SECONDS, transfers.TRANSFER_WIDTHS, alone.REPEATS = 0.01, 0.001, (32, 64), 1
-links.MESSAGE_BYTES = measure_groups.MESSAGE_BYTES = (2**10, 2**20, 2**22)
+links.MESSAGE_BYTES = measure_groups.MESSAGE_BYTES = (2**10, 2**20, 2**24)
 gethostname, socket.gethostname = socket.gethostname, lambda: "small" if rank == 3 else "large"
 sys.argv = ["istmpi", *{words}]
 main()
