@@ -263,7 +263,7 @@ UNDIVIDED = [("codistillation", "text"), ("joint", "own"), ("ist", "sparse rows"
 UNDIVIDED.append(("fedavg", "images"))
 COMBINATIONS = [*UNDIVIDED, ("fedavg", "text")]
 for number, method in enumerate(sorted({*METHODS} - {"codistillation", "joint", "fedavg"})):
-    COMBINATIONS += [(method, "own"), (method, ("text", "images")[number % 2])]
+    COMBINATIONS.append((method, ("text", "own", "images")[number % 3]))
 
 
 def every_kind(folder):
