@@ -161,8 +161,11 @@ def test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, every):
 
 
 @pytest.mark.ranks(only=[4])
-@pytest.mark.parametrize("method", [{"method__redeal": 0.0}, JOINT | {"method__wire": "int8"}], ids=name_case)
-@pytest.mark.parametrize("network", [{}, RESNET, DEEP], ids=["mlp", "resnet", "by blocks"])
+@pytest.mark.parametrize(
+    "network, method",
+    [({}, JOINT | {"method__wire": "int8"}), (RESNET, {"method__redeal": 0.0}), (DEEP, JOINT)],
+    ids=["mlp", "resnet", "by blocks"],
+)
 def test_planned_bytes_of_saved_moments_are_counted_bytes(comm, shared_tmp, network, method):
     settings = {"model__dtype": "float32", "optimizer__momentum": 0.5, **network, **method}
     test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, 2)

@@ -163,9 +163,9 @@ def test_no_code_of_others_ends_a_command_as_if_its_work_were_done(forked, tmp_p
 
 
 def test_a_sample_of_the_campaign_finds_nothing(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.campaigns", "bad-input", "--cases", "20", "--seed", "3"]
+    command = [sys.executable, "-m", "benchmarks.campaigns", "bad-input", "--cases", "12", "--seed", "3"]
     command += ["--results", tmp_path, "--seconds", str(patient(40))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patient(300))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "campaign-bad-input.json").read_text())["rows"]
-    assert rows[-1]["cases"] == 20 and len(rows) > 10, "most readers have their turn"
+    assert rows[-1]["cases"] == 12 and len(rows) > 6, "many readers have their turn"
