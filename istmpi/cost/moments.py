@@ -9,9 +9,6 @@ from istmpi.engine.axes import narrow
 from istmpi.engine.partition import Partition
 from istmpi.network.architecture import Architecture
 
-_NUMBER = 8
-"""Bytes of a number of units."""
-
 
 def moments_bytes(run: Run, architecture: Architecture, ranks: int) -> int | None:
     """Return the bytes that all ranks send each other for the moments of their subnets' batch
@@ -28,22 +25,23 @@ def moments_bytes(run: Run, architecture: Architecture, ranks: int) -> int | Non
     units = 0
     for rank in range(ranks):
         lengths = narrow(deal.lengths, architecture.parameters, deal.held(rank))
-        units += _count_units(architecture, lengths)
-    numbers = ranks * len(layers) * _NUMBER
-    return (ranks - 1) * (numbers + 2 * units * architecture.itemsize)
+        units += sum(count_units(architecture, lengths).values())
+    return (ranks - 1) * 2 * units * architecture.itemsize
 
 
-def _count_units(architecture: Architecture, lengths: Mapping[str, int]) -> int:
-    """Return the units of all batch normalisations in a subnet of some ``lengths``."""
+def count_units(architecture: Architecture, lengths: Mapping[str, int]) -> dict[str, int]:
+    """Return the units of each batch normalisation in a subnet of some ``lengths``; those of a
+    layer that the subnet lacks are 0, or are left out."""
+    names = architecture.batch_norms
     if architecture.stages:
-        return sum(lengths[name] for name in architecture.batch_norms)
-    units = 0
-    for name in architecture.batch_norms:
-        weight = architecture.parameters.get(f"{name}.weight")
+        return {name: lengths[name] for name in names}
+    weights = {name: architecture.parameters.get(f"{name}.weight") for name in names}
+    units = {}
+    for name, weight in weights.items():
         if weight is None:
             # Only the module tells the axis of a layer without weights.
             built = architecture.without_values(None, lengths)
-            layers = architecture.batch_norm_layers(built).values()
-            return sum(layer.num_features for layer in layers)
-        units += int(weight.size(lengths))
+            layers = architecture.batch_norm_layers(built)
+            return {layer: norm.num_features for layer, norm in layers.items()}
+        units[name] = int(weight.size(lengths))
     return units

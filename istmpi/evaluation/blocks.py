@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from istmpi.comm import Communicator
 from istmpi.comm.allreduce import average_together
+from istmpi.cost.moments import count_units
 from istmpi.devices import HOST
 from istmpi.engine.axes import Parameter, narrow
 from istmpi.engine.layout import part_shape
@@ -198,16 +199,18 @@ class SharedBlocks:
     def collect_moments(self) -> dict[str, Moments]:
         """Return the moments of all subnets on every rank; None for a layer that no pass called.
         Collective if the network has batch normalisations."""
-        layers = self.architecture.batch_norms
-        if not layers:
+        network = self.architecture
+        if not network.batch_norms:
             return {}
-        names_by_rank = []
+        units_by_rank = []
         for rank in range(self.communicator.size):
-            numbers = self._list_numbers(rank)
-            names_by_rank.append([f"{number}/{name}" for number in numbers for name in layers])
-        return gather_moments(
-            self.moments, names_by_rank, self.architecture.dtype, self.communicator
-        )
+            units = {}
+            for number in self._list_numbers(rank):
+                lengths = narrow(self.deal.lengths, network.parameters, self.deal.held(number))
+                for name, units_of_layer in count_units(network, lengths).items():
+                    units[f"{number}/{name}"] = units_of_layer
+            units_by_rank.append(units)
+        return gather_moments(self.moments, units_by_rank, network.dtype, self.communicator)
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
         self._take_weights()

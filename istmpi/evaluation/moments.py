@@ -1,74 +1,57 @@
-"""Brings the moments of subnets side by side together, in two messages whose bytes are known
-before the run (`istmpi.cost.moments`)."""
+"""Brings the moments of subnets side by side together, in a message whose bytes are known before
+the run (`istmpi.cost.moments`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from istmpi.comm import Communicator
 from istmpi.network.norms import Moments
 
-_ABSENT = -1
-"""The number of units of a layer that a subnet lacks."""
-_NOT_CALLED = -2
-"""The number of units of a layer that no pass called, so that its moments are unknown."""
+_NOT_CALLED = -1.0
+"""The variances of a layer that no pass called, so that its moments are unknown."""
 
 
 def gather_moments(
     here: Mapping[str, Moments],
-    names_by_rank: Sequence[Sequence[str]],
+    units_by_rank: Sequence[Mapping[str, int]],
     dtype: torch.dtype,
     communicator: Communicator,
 ) -> dict[str, Moments]:
     """Return the moments of all ranks on every rank; None for a layer that no pass called.
     Collective.
 
-    ``here``: this rank's moments. ``names_by_rank``: the layers that each rank may have, with equal
-    lists on all ranks. ``dtype``: that of all moments.
+    ``here``: this rank's moments. ``units_by_rank``: the units of each rank's layers, equal on all
+    ranks; a layer without units has no moments. ``dtype``: that of all moments.
     """
-    units = []
     values = [torch.empty(0, dtype=dtype)]
-    for name in names_by_rank[communicator.rank]:
-        moments = here.get(name)
-        if moments is not None:
-            units.append(len(moments[0]))
-            values += [part.to(dtype) for part in moments]
-        elif name in here:
-            units.append(_NOT_CALLED)
-        else:
-            units.append(_ABSENT)
-    counts = [len(names) for names in names_by_rank]
-    units_of_all = communicator.allgatherv(np.array(units, dtype=np.int64), counts).tolist()
-    names = [name for names_of_rank in names_by_rank for name in names_of_rank]
-    lengths = _add_up_by_rank(units_of_all, counts)
+    for name, units in units_by_rank[communicator.rank].items():
+        if not units:
+            continue
+        moments = here[name]
+        if moments is None:
+            unknown = torch.full((units,), _NOT_CALLED, dtype=dtype)
+            moments = (unknown, unknown)
+        values += [part.to(dtype) for part in moments]
+    lengths = [2 * sum(units.values()) for units in units_by_rank]
     joined = communicator.allgatherv(torch.cat(values).numpy(), lengths)
-    return _cut(torch.from_numpy(joined), names, units_of_all)
+    # Two ranks may have the same subnet.
+    layers = [layer for units_of_rank in units_by_rank for layer in units_of_rank.items()]
+    return _cut(torch.from_numpy(joined), layers)
 
 
-def _add_up_by_rank(units: Sequence[int], counts: Sequence[int]) -> list[int]:
-    """Return how many values each rank sends: a mean and a variance for each of its units."""
-    lengths = []
-    start = 0
-    for count in counts:
-        of_rank = units[start : start + count]
-        lengths.append(2 * sum(number for number in of_rank if number > 0))
-        start += count
-    return lengths
-
-
-def _cut(joined: torch.Tensor, names: Sequence[str], units: Sequence[int]) -> dict[str, Moments]:
+def _cut(joined: torch.Tensor, layers: Iterable[tuple[str, int]]) -> dict[str, Moments]:
     moments: dict[str, Any] = {}
     start = 0
-    for name, number in zip(names, units, strict=True):
-        if number == _NOT_CALLED:
-            moments[name] = None
-        if number < 0:
+    for name, units in layers:
+        if not units:
             continue
-        mean, variance = joined[start : start + 2 * number].clone().view(2, number)
+        mean, variance = joined[start : start + 2 * units].clone().view(2, units)
         moments[name] = (mean, variance)
-        start += 2 * number
+        if variance[0] == _NOT_CALLED:
+            moments[name] = None
+        start += 2 * units
     return moments

@@ -23,7 +23,7 @@ CALLS_OF_CHECKPOINT = CALLS + 1
 CALLS_OF_JOINT = 2
 """Collective calls that bring subnets of method joint to their owners: what is dealt out, and what
 each subnet has."""
-CALLS_OF_MOMENTS = 2
+CALLS_OF_MOMENTS = 1
 """Collective calls that bring the moments of subnets side by side together."""
 OWN_DATA = "each rank has its own data"
 CALLS_OF_ROWS = 2
