@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from istmpi.comm import Communicator
 from istmpi.comm.allreduce import average_together
-from istmpi.cost.moments import count_units
+from istmpi.cost.moments import count_units_by_subnet
 from istmpi.devices import HOST
 from istmpi.engine.axes import Parameter, narrow
 from istmpi.engine.layout import part_shape
@@ -202,12 +202,12 @@ class SharedBlocks:
         network = self.architecture
         if not network.batch_norms:
             return {}
+        by_subnet = count_units_by_subnet(network, self.deal, range(self.deal.ranks))
         units_by_rank = []
         for rank in range(self.communicator.size):
             units = {}
             for number in self._list_numbers(rank):
-                lengths = narrow(self.deal.lengths, network.parameters, self.deal.held(number))
-                for name, units_of_layer in count_units(network, lengths).items():
+                for name, units_of_layer in by_subnet[number].items():
                     units[f"{number}/{name}"] = units_of_layer
             units_by_rank.append(units)
         return gather_moments(self.moments, units_by_rank, network.dtype, self.communicator)
