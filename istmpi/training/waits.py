@@ -24,8 +24,8 @@ from istmpi.training.saves import (
 )
 
 _CALLS_OF_START = 5
-"""The calls of a start: facts of all processes, the run's folder with its settings and data, its
-network, who sees the folder, and the first deal."""
+"""The calls of a start: facts of all processes, the choice of the folder with the data, the
+network, the folder as rank 0 makes it, and who sees it."""
 _CALLS_OF_START_APART = 1
 """The further calls of a start if hosts share no folder."""
 
