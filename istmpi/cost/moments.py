@@ -1,6 +1,6 @@
 """Counts the bytes that bring the moments of subnets side by side together for a save."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
@@ -23,25 +23,18 @@ def moments_bytes(run: Run, architecture: Architecture, ranks: int) -> int | Non
     deal = draw_route(run, architecture, ranks).deal(0)
     assert isinstance(deal, Partition), "units are dealt out"
     units = 0
-    for units_of_layers in count_units_by_subnet(architecture, deal, range(ranks)).values():
+    for units_of_layers in count_units_by_subnet(architecture, deal):
         units += sum(units_of_layers.values())
     return (ranks - 1) * 2 * units * architecture.itemsize
 
 
-def count_units_by_subnet(
-    architecture: Architecture, deal: Partition, numbers: Iterable[int]
-) -> dict[int, dict[str, int]]:
-    """Return the units of each batch normalisation in some subnets of a deal, by the subnets'
-    ``numbers``."""
-    by_lengths: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
-    by_subnet = {}
-    for number in numbers:
+def count_units_by_subnet(architecture: Architecture, deal: Partition) -> list[dict[str, int]]:
+    """Return the units of each batch normalisation in each subnet of a deal, in the subnets'
+    order."""
+    by_subnet = []
+    for number in range(deal.ranks):
         lengths = narrow(deal.lengths, architecture.parameters, deal.held(number))
-        # Most subnets are equally long, and a module for each would take time.
-        key = tuple(lengths.items())
-        if key not in by_lengths:
-            by_lengths[key] = _count_units(architecture, lengths)
-        by_subnet[number] = by_lengths[key]
+        by_subnet.append(_count_units(architecture, lengths))
     return by_subnet
 
 

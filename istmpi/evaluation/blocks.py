@@ -202,7 +202,7 @@ class SharedBlocks:
         network = self.architecture
         if not network.batch_norms:
             return {}
-        by_subnet = count_units_by_subnet(network, self.deal, range(self.deal.ranks))
+        by_subnet = count_units_by_subnet(network, self.deal)
         units_by_rank = []
         for rank in range(self.communicator.size):
             units = {}
