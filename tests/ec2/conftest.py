@@ -14,6 +14,8 @@ from patience import Limit, patient
 
 ROOT = Path(__file__).parents[2]
 REGION = "eu-west-1"
+SESSION = boto3.Session("test", "test")
+"""Of all tests, as it reads AWS's descriptions of its services."""
 
 
 @pytest.fixture(scope="session")
@@ -60,10 +62,9 @@ class Account:
             "AWS_ENDPOINT_URL": endpoint,
         }
         self._endpoint = endpoint
-        self._session = boto3.Session("test", "test")
 
     def client(self, service, region=REGION):
-        return self._session.client(service, region, endpoint_url=self._endpoint)
+        return SESSION.client(service, region, endpoint_url=self._endpoint)
 
     def holdings(self):
         """Everything that a cluster consists of, by kind."""

@@ -7,6 +7,7 @@ which knows its ``rank``. What a rank says of command N is in NOTES/N-RANK-...; 
 Pictures take as long as short runs: there is no matplotlib before the code ``allow_pictures()``.
 """
 
+import gc
 import json
 import os
 import signal
@@ -33,12 +34,16 @@ def code_of(step):
     return 0
 
 
+# As in tests/conftest.py: much of the time of short runs is Python's search for garbage among PyTorch's objects.
+gc.set_threshold(50_000, 20, 20)
 sys.modules["matplotlib"] = None
 receiver()
 handlers = {number: signal.getsignal(number) for number in SIGNALS}
 with open(f"{NOTES}/commands") as file:
     steps = json.load(file)
 for number, step in enumerate(steps):
+    gc.collect()
+    gc.freeze()
     said = f"{NOTES}/{number}-{RANK}"
     for name, stream in () if HERE else (("stdout", 1), ("stderr", 2)):
         os.dup2(os.open(f"{said}-{name}", os.O_CREAT | os.O_WRONLY), stream)
