@@ -31,7 +31,7 @@ os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.enviro
 os.environ["PYTEST_DEBUG_TEMPROOT"] = _CACHE
 
 # The same examples on every run, and so on every rank of an MPI test; no time limit, for the cores are shared.
-settings.register_profile("istmpi", derandomize=True, deadline=None, database=None)
+settings.register_profile("istmpi", max_examples=40, derandomize=True, deadline=None, database=None)
 settings.load_profile("istmpi")
 
 

@@ -35,26 +35,6 @@ class EncoderLayer(nn.Module):
         return self.last(self.layer(self.into(x)).mean(1))
 
 
-class SlopesLearnt(nn.Module):
-    """Attention with a learnt slope of each head, by which distance counts."""
-
-    def __init__(self, shape, outputs, heads=12):
-        super().__init__()
-        self.heads = heads
-        self.query, self.key = nn.Linear(shape[-1], heads * DIM), nn.Linear(shape[-1], heads * DIM)
-        self.value, self.out = nn.Linear(shape[-1], heads * DIM), nn.Linear(heads * DIM, outputs)
-        self.slopes = nn.Parameter(torch.full((heads,), 0.5))
-
-    def forward(self, x):
-        q, k, v = (
-            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
-        places = torch.arange(x.shape[1])
-        slopes = self.slopes[:, None, None] * (places[:, None] - places).abs()
-        scores = q @ k.transpose(2, 3) / DIM**0.5 - slopes
-        return self.out((torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2).mean(1))
-
-
 class Windows(nn.Module):
     """Attention before and behind pairs of places become one: axes of five kinds, with thousands of readings."""
 

@@ -97,22 +97,6 @@ class Branches(nn.Module):
         return self.last(x.flatten(1))
 
 
-class Recurrence(nn.Module):
-    """A recurrence by hand: the inputs beside the state, into the next state and into the outputs."""
-
-    def __init__(self, shape, outputs, hidden=12):
-        super().__init__()
-        self.hidden = hidden
-        self.next, self.last = nn.Linear(shape[1] + hidden, hidden), nn.Linear(shape[1] + hidden, outputs)
-
-    def forward(self, x):
-        state = x.new_zeros(len(x), self.hidden)
-        for step in x.unbind(1):
-            joined = torch.cat([step, state], dim=1)
-            state = torch.tanh(self.next(joined))
-        return self.last(joined)
-
-
 class OwnWeights(nn.Module):
     """Weights that are no layers: one for a linear function, one for a product, whose rows are inputs."""
 
@@ -126,19 +110,6 @@ class OwnWeights(nn.Module):
         h = torch.relu(self.first(x))
         second = torch.relu(functional.linear(torch.cat([x, h], dim=1), self.second))
         return torch.cat([second, h], dim=1) @ self.last
-
-
-class CutRows(nn.Module):
-    """A product whose rows are cut into units, gates and a few numbers that no width counts."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.cut = [hidden, 2, hidden]
-        self.first, self.last = nn.Linear(features, sum(self.cut)), nn.Linear(hidden + 2, outputs)
-
-    def forward(self, x):
-        units, few, gates = self.first(x).split(self.cut, dim=1)
-        return self.last(torch.cat([units * torch.sigmoid(gates), few], dim=1))
 
 
 class GroupBeside(nn.Module):

@@ -139,19 +139,6 @@ def parts_of_axes(axes):
     return parts
 
 
-def of_group(axes, values, group, lengths, by):
-    """Values of which those of a group's units are multiplied, on the axes where other positions lie beside them."""
-    for number, parts in enumerate(parts_of_axes(axes)):
-        along = []
-        for part in parts:
-            words = factors(part, lengths)
-            mine = len(parts) > 1 and group in [name for name, _ in words]
-            along.append(torch.full((math.prod(length for _, length in words),), by if mine else 1.0))
-        along = torch.cat(along).to(values.dtype)
-        values = values * along.view(*(-1 if place == number else 1 for place in range(values.ndim)))
-    return values
-
-
 def with_units(table, values, group, order, lengths):
     """All values with other units of a group; a parameter that the table lacks, for it is frozen, has its own."""
     return {

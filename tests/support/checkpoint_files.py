@@ -1,17 +1,16 @@
-"""Small checkpoints of all sorts; run as a program, in a process of its own, because training starts MPI.
-
-python tests/support/checkpoint_files.py FOLDER
-"""
+"""Small checkpoints of all sorts, of one simulated rank."""
 
 import shutil
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-import h5py
 import numpy as np
-from patience import patient
+from small import small_run
+
+from istmpi.checkpoint.saver import commit
+from istmpi.comm import Communicator
+from istmpi.comm.stopping import StopSign
+from istmpi.simulated import simulate
+from istmpi.training.loop import Training
 
 FLOAT = {"model__dtype": "float32"}
 NETWORKS = {
@@ -43,44 +42,34 @@ OWN = {
 OWN_SCALE = {"channels1": 0.5, "channels2": 0.25, "hidden": 0.25, "wide": 0.5, "left": 0.5, "right": 0.25}
 
 
-def make_checkpoints(folder: Path, launcher: Sequence[str] = ()) -> Path:
+class After(StopSign):
+    """Stops when it has been asked so often."""
+
+    def __init__(self, communicator, times):
+        super().__init__(communicator)
+        self.times = times
+
+    def asked(self):
+        self.times -= 1
+        self._signal = "test" if self.times <= 0 else ""
+        return super().asked()
+
+
+def make_checkpoints(folder: Path) -> None:
     """NETWORK.h5 for each of the above, ``uncalibrated.h5``; ``stopped.h5`` and ``fedavg.h5`` of stopped runs.
     NETWORK.h5 for each network of one's own, too, and ``foreign.h5`` of one whose file, ``foreign.py``, leaves a file
     ``trace`` behind when it is run. ``codistillation.h5`` is of ranks with networks of their own, ``local.h5`` of such
-    with data of their own. ``launcher``: ``mpirun -n 3`` for three ranks."""
+    with data of their own."""
     x = np.random.default_rng(0).normal(3, 2, size=(60, 6)).astype(np.float32)
     y = np.stack([x.sum(axis=1), x[:, 0]], axis=1)
     np.savez(folder / "numbers.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
-    command = [*launcher, sys.executable, __file__, str(folder)]
-    subprocess.run(command, check=True, timeout=patient(300), stdin=subprocess.DEVNULL)
-    return folder
+    simulate(lambda communicator: _train_all(folder, communicator), 1).require()
 
 
-def _main(folder: Path) -> None:
-    from small import small_run
-
-    from istmpi.checkpoint.saver import commit
-    from istmpi.comm import world
-    from istmpi.comm.stopping import StopSign
-    from istmpi.training.loop import Training
-
-    class After(StopSign):
-        """Stops when it has been asked so often."""
-
-        def __init__(self, communicator, times):
-            super().__init__(communicator)
-            self.times = times
-
-        def asked(self):
-            self.times -= 1
-            self._signal = "test" if self.times <= 0 else ""
-            return super().asked()
-
+def _train_all(folder: Path, communicator: Communicator) -> None:
     def save(name, training, calibrated):
-        commit(folder / f"{name}.h5", *training.state(calibrated), writer, communicator)
+        commit(folder / f"{name}.h5", *training.state(calibrated), "direct", communicator)
 
-    communicator = world()
-    writer = "mpio" if h5py.get_config().mpi else "direct"
     for name, settings in NETWORKS.items():
         if "data__source" in settings:
             settings = {**settings, "data__source": str(folder / settings["data__source"])}
@@ -94,13 +83,10 @@ def _main(folder: Path) -> None:
         list(training.rounds())
         save(name, training, calibrated=True)
     foreign = folder / "foreign.py"
-    if communicator.rank == 0:
-        shutil.copy(_HERE / "exported_networks.py", foreign)
-    communicator.barrier()
+    shutil.copy(_HERE / "exported_networks.py", foreign)
     training = Training(small_run().override({"model.name": f"{foreign}:Sharing"}), communicator)
     save("foreign", training, calibrated=True)
-    if communicator.rank == 0:
-        foreign.write_text("open('trace', 'w').close()\n")
+    foreign.write_text("open('trace', 'w').close()\n")
     for name, stop in (("uncalibrated", None), ("stopped", After(communicator, 6))):
         training = Training(small_run(**NETWORKS["batch"], train__rounds=3), communicator, stop)
         for progress in training.rounds():
@@ -112,7 +98,7 @@ def _main(folder: Path) -> None:
     list(training.rounds())
     save("fedavg", training, calibrated=False)
     own = folder / "own-{rank}.npz"
-    shutil.copy(folder / "numbers.npz", str(own).format(rank=communicator.rank))
+    shutil.copy(folder / "numbers.npz", str(own).format(rank=0))
     for name, settings in {
         "codistillation": {**NETWORKS["leaky"], "method__name": "codistillation"},
         "local": {**NETWORKS["regression"], "data__source": str(own)},
@@ -120,7 +106,3 @@ def _main(folder: Path) -> None:
         training = Training(small_run(**settings, train__rounds=2), communicator)
         list(training.rounds())
         save(name, training, calibrated=False)
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]))

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -162,10 +161,10 @@ def test_no_code_of_others_ends_a_command_as_if_its_work_were_done(forked, tmp_p
         assert done.stderr.startswith("istmpi: ") and "net.py" in done.stderr and done.stderr.count("\n") == 1, other
 
 
-def test_a_sample_of_the_campaign_finds_nothing(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.campaigns", "bad-input", "--cases", "12", "--seed", "3"]
-    command += ["--results", tmp_path, "--seconds", str(patient(40))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(300))
+def test_a_sample_of_the_campaign_finds_nothing(forked, tmp_path):
+    program = "import sys; from benchmarks.campaigns import bad_input; sys.exit(bad_input.main(sys.argv[1:]))"
+    words = ["--cases", 12, "--seed", 3, "--results", tmp_path, "--seconds", patient(40)]
+    done = forked(*words, program=program)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "campaign-bad-input.json").read_text())["rows"]
     assert rows[-1]["cases"] == 12 and len(rows) > 6, "many readers have their turn"

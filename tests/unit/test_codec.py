@@ -1,4 +1,4 @@
-"""How values travel in fewer bits, against the naive version in double precision."""
+"""How values travel in fewer bits, against the naive version in double precision; what a ring sends."""
 
 import math
 from statistics import fmean
@@ -6,10 +6,10 @@ from statistics import fmean
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.comm import codec
+from istmpi.comm import codec, ring
 from istmpi.comm.codec import BFLOAT16, CODECS, INT8, RUN, count_encoded_bytes
 from istmpi.engine.few_bits import Float4, TopK
 from istmpi.engine.packed_sizes import float4_bytes, top_k_bytes
@@ -75,7 +75,6 @@ def test_on_average_a_value_arrives_as_it_was(form):
 
 
 @given(st.sampled_from([*FORMS, FLOAT4]), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(1, 3 * RUN))
-@settings(max_examples=60, deadline=None)
 def test_what_was_decoded_is_encoded_exactly(form, key, other, length):
     once = pass_on(values(length, key % 1000, spread=3.0), form, key)
     assert np.array_equal(pass_on(once, form, other), once)
@@ -162,3 +161,32 @@ def test_of_equals_the_first_are_sent_and_zeros_stay_zeros():
     sparse[100] = -2.0
     places, values = codec.decode(codec.encode([sparse]), torch.float32)
     assert dict(zip(places.tolist(), values.tolist())) == {0: 0.0, 1: 0.0, 2: 0.0, 100: -2.0}
+
+
+# ---- the ring: what is grouped and cut covers everything once
+
+TENSORS = st.lists(st.integers(1, 5_000_000), min_size=1, max_size=6)
+
+
+@given(TENSORS)
+def test_buckets_hold_every_tensor_once_from_the_last_to_the_first(sizes):
+    named = {str(number): size for number, size in enumerate(sizes)}
+    grouped = ring.buckets(named)
+    assert [name for names in grouped for name in names] == list(reversed(named))
+    for names in grouped:
+        assert len(names) == 1 or sum(named[name] for name in names) <= ring.BUCKET_BYTES
+
+
+@given(st.integers(0, 9_000_000), st.sampled_from([2, 4, 8]), st.integers(1, 70))
+def test_pieces_cover_a_bucket_and_no_message_is_too_long(elements, itemsize, ranks):
+    position = 0
+    for segment in ring.segments(elements, itemsize, ranks):
+        assert segment.start == position < segment.stop
+        length, end = segment.stop - segment.start, 0
+        for chunk in ring.chunks(length, ranks):
+            assert chunk.start == end <= chunk.stop
+            assert (chunk.stop - chunk.start) * itemsize <= ring.CHUNK_BYTES
+            end = chunk.stop
+        assert end == length
+        position = segment.stop
+    assert position == elements

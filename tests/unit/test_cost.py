@@ -7,8 +7,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -26,7 +24,6 @@ from istmpi.cost.pairs import leg_bytes
 from istmpi.engine.axes import Parameter, Pattern, narrow
 from istmpi.engine.layout import Owners
 from istmpi.engine.partition import Cut, Partition
-from istmpi.engine.transfer import Transfer
 from istmpi.models import architecture, mlp_network
 from istmpi.optim.optimizers import choose_optimizer
 
@@ -67,28 +64,6 @@ def test_figure_2_as_the_paper_counts(ranks, gigaflops):
     assert float(flops) / 1e9 == pytest.approx(gigaflops, abs=0.005)
     assert parallel.flops("products", "first_input_gradient") == 6 * BATCH * W
     assert (parallel.examples_per_step, ist.examples_per_step) == (BATCH, ranks * BATCH)
-
-
-@given(
-    widths=st.lists(st.integers(7, 23), min_size=1, max_size=3),
-    ranks=st.integers(1, 7),
-    norm=st.sampled_from(["batch", "none"]),
-    bias=st.booleans(),
-    deal=st.sampled_from([None, (), ("hidden1",)]),
-    seed=st.integers(0, 2**32),
-)
-@settings(max_examples=30, deadline=None)
-def test_predicted_bytes_are_the_planned_bytes(widths, ranks, norm, bias, deal, seed):
-    network = mlp_network(11, widths, 5, norm=norm, bias=bias)
-    owners = Owners(network.lengths, ranks)
-    partition = Partition.draw(network.lengths, network.groups if deal is None else deal, ranks, seed, 3)
-    for source, target in ((owners, partition), (partition, owners)):
-        predicted = pair_bytes(network.parameters, source, target)
-        for rank in range(ranks):
-            plan = Transfer(network.parameters, source, target, rank)
-            planned = [sum(block.nbytes for block in message) for message in plan.sends]
-            assert predicted[rank].tolist() == planned
-            assert plan.bytes_sent == predicted[rank].sum() - predicted[rank, rank]
 
 
 DEALT = [{}, {"shares": (3.0, 1.0, 1.0, 2.0)}, {"redeal": 0.3}, {"outer_momentum": 0.5}, {"partition": ["hidden2"]}]

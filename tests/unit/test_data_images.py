@@ -5,7 +5,7 @@ import tracemalloc
 import images_oracle
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -33,7 +33,6 @@ def given_to_the_network(batch):
     return x.numpy()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     crop=st.integers(0, 3),
     flip=st.booleans(),
@@ -88,7 +87,6 @@ def test_what_would_leave_nothing_of_an_image_is_refused():
     assert augment(open_digits(), Augmentation(crop=7, cutout=7)).train.augmentation
 
 
-@settings(max_examples=25, deadline=None)
 @given(height=st.integers(1, 9), width=st.integers(1, 9), side=st.integers(1, 9), seed=st.integers(0, 99))
 def test_downscaling_is_that_of_the_naive_oracle(height, width, side, seed):
     """Of any side: whole pixels, parts of pixels, and where there is nothing to make smaller."""

@@ -228,16 +228,6 @@ def folder(tmp_path):
     return root
 
 
-@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
-def test_a_tar(folder, tmp_path, ending):
-    archive = Archive(pack(folder, tmp_path / f"packed{ending}"), tmp_path)
-    assert archive.names == sorted(f"root/{name}" for name in FILES)
-    assert dict(archive.read(archive.names)) == {f"root/{name}": content for name, content in FILES.items()}
-    for name, content in FILES.items():
-        with archive.open(f"root/{name}") as file:
-            assert file.read() == content and file.seek(0) == 0
-
-
 def member(name, content=b"", kind=tarfile.REGTYPE, link=""):
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.size = kind, link, len(content)

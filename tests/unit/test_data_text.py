@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from damage import damaged, data_contents, flip
 from data_files import TEXTS, make_arrays, make_text, write_files
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizing import make_tokenizer
 
@@ -92,7 +92,6 @@ def test_a_single_document_is_cut(tmp_path, istmpi_command):
     assert (code, err) == (0, "") and "90 tokens" in out and "vocabulary  256" in out
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=300).map(lambda text: text.replace(b"\0", b"")), st.integers(1, 40))
 def test_any_bytes_come_back(text, size):
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
@@ -246,7 +245,6 @@ def cut_windows(tokens, length, indices, key):
     return inputs, targets
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     count=st.integers(2, 60),
     length=st.integers(1, 9),

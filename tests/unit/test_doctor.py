@@ -5,11 +5,8 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 
 import pytest
-from patience import patient
 
 from istmpi.doctor import machine, mpi, network
 from istmpi.doctor.watchdog import find_unanswered
@@ -110,11 +107,11 @@ def test_a_connection_without_an_answer_is_seen():
     assert find_unanswered(os.getpid()) == []
 
 
-def test_a_hang_is_ended_with_its_place():
+def test_a_hang_is_ended_with_its_place(forked):
     """As MPI_Init hangs: in C, without Python's lock."""
     program = "import ctypes; from istmpi.doctor.watchdog import limit\nwith limit(3, 'starting MPI', 0.2):\n"
     program += "    ctypes.CDLL(None).sleep(60)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(30))
+    result = forked(program=program)
     assert result.returncode == -signal.SIGKILL
     assert result.stderr == f"istmpi doctor: rank 3 on {socket.gethostname()} hangs while starting MPI\n"
 

@@ -1,15 +1,12 @@
 """Exported networks predict what `istmpi predict` does, in programs that know nothing of istmpi."""
 
 import json
-import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
 from exported import predicted, raw, sequential
-from patience import patient
 from resuming import save
 from small import small_run
 from torch import nn
@@ -154,12 +151,11 @@ else:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a limit")
-def test_a_network_larger_than_memory_is_exported(checkpoints, tmp_path):
+def test_a_network_larger_than_memory_is_exported(forked, checkpoints, tmp_path):
     """67 MB of weights, with room for 48 MiB; the whole network does not fit there."""
     forms = ["safetensors", "npz"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     large = tmp_path / "large.h5"
     save(Training(small_run(model__dtype="float32", model__hidden=[2048, 8192]), world()), large, calibrated=True)
-    words = [sys.executable, "-c", EXPORT, checkpoints / "none.h5", large, *forms]
-    subprocess.run(words, check=True, env=environment, timeout=patient(100))
+    done = forked(checkpoints / "none.h5", large, *forms, program=EXPORT)
+    assert done.returncode == 0, done.stderr
     assert all((tmp_path / f"large.{form}").stat().st_size > 67e6 for form in forms)

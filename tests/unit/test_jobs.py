@@ -165,7 +165,6 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         ((*COMPARE, "local-sgd,ist"), "hidden1 has 2 units, but the run has 4 ranks"),
         (("slurm", "digits", "--", "--lrr", "2"), "No such option"),
         (("pbs", "digits", "--gpus", 8, "--", "--group-size", 3), "train.group_size = 3 does not divide the 8"),
-        (("lsf", "digits", "--gpus", 8, "--sockets", 2), "--gpus and --sockets both say"),
         (("ec2", "digits", "--instances", 2, "--gpus", 8, "--sockets", 2), "--gpus and --sockets both say"),
         (("slurm", "digits", "--gpus", 2, "--", "--method", "joint"), "host does not go with method joint"),
     ],

@@ -21,7 +21,6 @@ from istmpi.network.norms import calibrate
 from tests.networks.plain import (
     examples,
     lengths_of,
-    of_group,
     outputs_of,
     plain,
     quiet,
@@ -106,30 +105,6 @@ def test_units_can_be_permuted_at_full_size(row):
         other = with_units(table, values, group, order, lengths)
         for training in (False, True):
             assert_near(row, outputs_of(row, module, other, training), outputs_of(row, module, values, training))
-
-
-@pytest.mark.parametrize("row", rows(widths_in))
-def test_what_was_written_down_makes_twins_as_one(row):
-    """Each unit is there twice: half of each use that the table names makes the outputs of half the units."""
-    table, lengths = find_table(row), lengths_of(row)
-    for group in widths_in(row):
-        uses = row.scaled.get(group, "").split()
-        if group in row.means.split():
-            continue
-        narrow = plain(row, **{group: lengths[group] // 2})
-        values = random_values(narrow)
-        twins, expected = twinned(table, values, group, lengths), outputs_of(row, narrow, values, True)
-        if any(use.startswith("+") for use in uses):  # no parameter can be halved for it: but something must be
-            assert float((outputs_of(row, plain(row), twins, True) - expected).abs().max()) > 1e-3
-            continue
-        for use in uses:
-            name, _, power = use.partition("^")
-            if name.endswith("|"):  # its other columns are of no units, or of others
-                name = name.removesuffix("|")
-                twins[name] = of_group(table.parameters[name].axes, twins[name], group, lengths, 0.5)
-                continue
-            twins[name] = twins[name] / 2 ** float(power or 1)
-        assert_near(row, outputs_of(row, plain(row), twins, True), expected)
 
 
 @pytest.mark.parametrize("row", rows(lambda row: widths_in(row) and row.trains is not False))

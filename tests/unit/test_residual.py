@@ -126,13 +126,3 @@ def test_the_full_network_adds_a_share_of_what_blocks_make(name, shape):
                     parameter *= share
     x = torch.randn(5, *shape, dtype=torch.float64)
     torch.testing.assert_close(full(x), by_hand(x))
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_what_ranks_hold_of_blocks(resnet, ranks):
-    """Two of three blocks are dealt out: a rank holds its share of their weights, expected over deals."""
-    plan = cost(Run().override({"model.name": "resnet", "method.partition": ["blocks2"]}), resnet, ranks)
-    dealt = sum(one.size(resnet.lengths) for one in resnet.parameters.values() if one.pattern.names & {"blocks2"})
-    everybody = plan.held.network_elements - dealt
-    assert plan.held.share_of_a_rank * plan.held.network_elements == pytest.approx(everybody + dealt / ranks)
-    resnet.require_usable({**resnet.lengths, "blocks2": 1, "blocks2[0]": 0, "blocks2[1]": 1})

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transfers import (
     DTYPES,
@@ -89,7 +89,6 @@ def beside_dealt(deal, parameter):
     return marks
 
 
-@settings(max_examples=40)
 @given(
     ranks=st.integers(1, 5),
     kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS), st.sampled_from(KINDS[1:])),
@@ -121,7 +120,6 @@ def test_only_what_no_rank_has_in_a_third_layout_is_moved(ranks, kinds, texts, s
     assert moved.bytes == sent.tolist()
 
 
-@settings(max_examples=30)
 @given(
     ranks=st.integers(1, 5),
     kinds=st.tuples(st.sampled_from(KINDS[1:]), st.sampled_from(KINDS[1:])),
@@ -152,7 +150,6 @@ def test_weights_that_stay_with_their_holders_are_where_a_push_and_a_pull_would_
 # ---- different copies: the mean
 
 
-@settings(max_examples=40)
 @given(
     ranks=st.integers(1, 5),
     kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)),

@@ -90,16 +90,6 @@ def test_a_later_token_changes_nothing_that_was_said_before(kind):
         assert not torch.equal(found[:, place:], expected[:, place:])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_going_on_from_a_cache_is_saying_it_all_at_once(kind):
-    network, x = module(**kind), tokens()
-    for steps in ([1] * WINDOW, [5, 1, 4, 2]):
-        cache = []
-        with torch.no_grad():
-            said = [network(part, cache) for part in x.split(steps, dim=1)]
-            torch.testing.assert_close(torch.cat(said, dim=1), network(x))
-
-
 def test_positions_matter_and_rotary_ones_only_by_their_distance():
     torch.manual_seed(1)
     rotary, learnt = module(), module(positions="learnt")

@@ -1,11 +1,13 @@
-"""The convolutional networks that ship: their widths, what is dealt out by default, products, sizes."""
+"""The networks for numbers and images that ship: widths, what is dealt out by default, products, sizes, names."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from istmpi.config import Model
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
+from istmpi.models import architecture, mlp_network
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.norms import build_module
@@ -103,3 +105,28 @@ def test_a_class_says_what_is_dealt_out_by_default(tmp_path):
     file.write_text(source.format("'hidden'"))
     with pytest.raises(ConfigError, match="DEALT = 'hidden' must be names of arguments"):
         inspect(user_network(f"{file}:Net", IMAGE, 10, {}))
+
+
+# ---- the mlp
+
+
+@pytest.mark.parametrize(
+    "norm, task, wanted, normalised",
+    [
+        ("batch", "classification", None, True),
+        ("batch", "regression", None, False),
+        ("layer", "classification", None, False),
+        ("none", "classification", True, True),
+        ("batch", "classification", False, False),
+    ],
+)
+def test_the_logits_are_normalised_where_it_makes_sense(norm, task, wanted, normalised):
+    network = architecture(4, 3, task, Model(hidden=(4,), norm=norm, output_norm=wanted))
+    assert [type(layer).__name__ for layer in network.build(network.lengths)[-1][1:]] == ["BatchNorm"] * normalised
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_and_only_dropout_is_stochastic():
+    for setting, wrong, near in (("name", "mlpp", "mlp"), ("norm", "layr", "layer"), ("activation", "rellu", "relu")):
+        with pytest.raises(ConfigError, match=rf"^model.{setting} = '{wrong}' is not known; did you mean {near}\?"):
+            architecture(4, 3, "classification", Model(**{setting: wrong}))
+    assert mlp_network(4, [4], 2, dropout=0.1).stochastic and not mlp_network(4, [4], 2).stochastic

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transfers import LENGTHS, blank, index, layout, on_ranks, parameters, parts_of
+from transfers import LENGTHS, blank, layout, on_ranks, parameters
 
 from istmpi.comm.codec import Wire
 from istmpi.cost import pair_bytes
@@ -86,26 +86,3 @@ def test_what_stays_on_its_rank_is_exact_unless_the_mean_is_taken(kind):
     exact, _ = wired("float32", nobody, nobody, 3)
     assert all(torch.equal(mean[name], means[0][name]) for mean in means), "a rank's own copy is rounded, too"
     assert not torch.equal(means[0][name], exact[0][name])
-
-
-def test_values_that_nobody_trains_come_to_rest():
-    """Their scales are powers of two: those that hop in ever other company round no more once these have grown."""
-    deals = [layout(f"all {round}", 4, WIRE_LENGTHS) for round in range(25)]
-    names = {"weight": Parameter(Pattern.parse("hidden features"))}
-    whole = torch.from_numpy(np.random.default_rng(0).normal(size=(40, 60)).astype(np.float32))
-
-    def hops(communicator):
-        rank = communicator.rank
-        mine = parts_of({"weight": whole}, names, deals[0], rank)
-        for number, (here, there) in enumerate(zip(deals, deals[1:])):
-            arriving = blank(names, there, rank)
-            Transfer(names, here, there, rank, wire=Wire("int8", number)).run(mine, arriving, communicator)
-            if number >= 15:
-                kept = torch.zeros_like(whole)
-                kept[index(here, names["weight"], rank)] = mine["weight"]
-                yield kept
-            mine = arriving
-
-    rests = [sum(parts) for parts in zip(*on_ranks(4, lambda communicator: list(hops(communicator))))]
-    assert all(torch.equal(rest, rests[0]) for rest in rests)
-    assert (rests[0] - whole).abs().max() <= 2 * whole.abs().max() * 2 / 127
