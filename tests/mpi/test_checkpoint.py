@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from resuming import stored
 from small import assert_same_bits, on_root, small_run, trained, whole
 
 from istmpi.checkpoint.format import Piece
@@ -136,13 +137,13 @@ def test_a_write_that_fails_on_one_rank_leaves_the_older_file_alone(comm, shared
 @pytest.mark.both
 @pytest.mark.parametrize("writer", WRITING)
 def test_ranks_that_make_communicators_and_save_meanwhile_do_not_wait_for_each_other(comm, shared_tmp, writer):
-    settings = {"method__name": "dynamic-averaging", "method__threshold": 0.002, "train__rounds": 15}
+    settings = {"method__name": "dynamic-averaging", "method__threshold": 0.002, "train__rounds": 6}
     settings |= {"checkpoint__every": 1, "checkpoint__writer": writer, "output__folder": str(shared_tmp / "run")}
-    assert run_training(small_run(**settings), comm).last.round == 15
+    assert run_training(small_run(**settings), comm).last.round == 6
 
 
 @pytest.mark.ranks(also=1)
-@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("ranks", [2, 5])
 def test_what_some_ranks_saved_others_can_load_and_save_again(comm, shared_tmp, ranks):
     """Saved by ``ranks`` simulated ranks, loaded by all of these, saved again: the same tensors."""
 
@@ -159,5 +160,4 @@ def test_what_some_ranks_saved_others_can_load_and_save_again(comm, shared_tmp, 
     save(loaded, shared_tmp / "again.h5")
     with open_checkpoint(shared_tmp / "again.h5") as checkpoint:
         assert checkpoint.header.ranks == comm.size
-        assert_same_bits({name: tensor.rows() for name, tensor in checkpoint.tensors.items()}, expected)
-        assert list(checkpoint.errors()) == []
+    assert_same_bits(stored(shared_tmp / "again.h5"), expected)

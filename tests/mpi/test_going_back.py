@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from patience import patient
+from resuming import stored
 from small import Listening, assert_same_bits, on_root, small_run
 
 from istmpi.checkpoint.format import require_storable
-from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver, prepare_folder
 from istmpi.config import Train
 from istmpi.errors import ConfigError, DataError
@@ -63,12 +63,6 @@ def names(folder: Path):
     return kept, aside
 
 
-def weights(path):
-    with open_checkpoint(path) as checkpoint:
-        assert list(checkpoint.errors()) == []
-        return {name: tensor.rows() for name, tensor in checkpoint.tensors.items()}
-
-
 def damage(comm, paths):
     def truncate():
         for path in paths:
@@ -86,10 +80,10 @@ def test_what_is_trained_after_going_back_is_kept(comm, trained):
         assert str(path) in said
     assert "resuming from" in trained(20, killed_after=9, optimizer__lr=0.05)
     assert names(trained.checkpoints) == ([6, 8], [6, 8])
-    before = weights(trained.checkpoints / "round-00000008.h5.aside-1")
+    before = stored(trained.checkpoints / "round-00000008.h5.aside-1")
     trained(20, trained.checkpoints / "round-00000006.h5", killed_after=9)
     assert names(trained.checkpoints) == ([6, 8], [6, 8, 8])
-    assert_same_bits(weights(trained.checkpoints / "round-00000008.h5.aside-1"), before)
+    assert_same_bits(stored(trained.checkpoints / "round-00000008.h5.aside-1"), before)
 
 
 @pytest.mark.parametrize("place", ["checkpoints", "another folder", "set aside"])
@@ -102,21 +96,21 @@ def test_killed_before_its_next_checkpoint_it_goes_on_from_where_it_went_back_to
     if place == "set aside":
         trained(20, trained.checkpoints / "round-00000002.h5", killed_after=2)
         start = trained.checkpoints / "round-00000004.h5.aside-1"
-    there = weights(start)
+    there = stored(start)
     trained(20, start, keep=10, killed_after=4)
     said = trained(20, keep=10, killed_after=4)
     assert "round-00000004.h5, after 4 of 20 rounds" in said, said
-    assert_same_bits(weights(trained.checkpoints / "round-00000004.h5"), there)
+    assert_same_bits(stored(trained.checkpoints / "round-00000004.h5"), there)
 
 
 def test_a_finished_network_is_set_aside_too_and_its_outcome_forgotten(comm, trained):
     trained(6, keep=10)
-    network = weights(trained.folder / "network.h5")
+    network = stored(trained.folder / "network.h5")
     trained(6, trained.checkpoints / "round-00000002.h5", killed_after=3)
-    assert_same_bits(weights(trained.folder / "network.h5.aside-1"), network)
+    assert_same_bits(stored(trained.folder / "network.h5.aside-1"), network)
     assert not (trained.folder / "summary.json").exists() and not (trained.folder / "network.h5").exists()
     trained(6)
-    assert_same_bits(weights(trained.folder / "network.h5"), network)
+    assert_same_bits(stored(trained.folder / "network.h5"), network)
     assert "nothing left to train" in trained(6)
     trained(8)
     assert not list(trained.folder.glob("*.aside-2")), "a run that is made longer goes on from its network"

@@ -34,14 +34,14 @@ def test_a_stop_before_the_first_step_loses_nothing(comm, shared_tmp):
 @pytest.mark.parametrize("method, inside", [(name, bool(i % 2)) for i, name in enumerate(METHODS) if name != "joint"])
 def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
     """Saved by all ranks between rounds or as one was dropped, gone on with by one fewer, or by one alone."""
-    run = {"method__name": method, "train__rounds": 16, "method__local_steps": 4, "model__hidden": (24, 24)}
+    run = {"method__name": method, "train__rounds": 8, "method__local_steps": 4, "model__hidden": (24, 24)}
     run |= {"train__batch": 64, "method__optimizer_state": "carry", "optimizer__momentum": 0.5}
     training = Training(small_run(**run), comm)
     rounds = training.rounds()
-    before = [next(rounds) for _ in range(8)]
+    before = [next(rounds) for _ in range(4)]
     if inside:
-        stop_at(training, 8, 2)
-        assert list(rounds) == [] and training.rounds_done == 8
+        stop_at(training, 4, 2)
+        assert list(rounds) == [] and training.rounds_done == 4
     path = save(training, shared_tmp / "saved.h5")
     saved, ranks = whole(training), comm.size - 1 if list(METHODS).index(method) % 4 < 2 else 1
     with open_checkpoint(path) as checkpoint:
@@ -55,7 +55,7 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
         other.resume(path)
         assert_same_bits(whole(other), saved)
         after = list(other.rounds())
-        assert after[-1].round == 16
+        assert after[-1].round == 8
         curve = [progress.loss for progress in before]
         assert after[0].loss < (curve[0] + curve[1]) / 2 and after[-1].loss < curve[-1]
 
@@ -191,7 +191,7 @@ def test_a_file_that_fits_nothing_ends_the_run_before_it_begins(comm, shared_tmp
 
 # ---- a wider network begins with a narrower one's weights
 
-RESNET = {"model__name": "resnet", "model__blocks": [1, 5], "method__partition": ["blocks2", "inner1"]}
+RESNET = {"model__name": "resnet", "model__blocks": [1, 4], "method__partition": ["blocks2", "inner1"]}
 CASES = {
     "mlp": ({"model__hidden": [6, 5]}, {"model__hidden": [13, 11]}),
     "sums that are scaled": (
@@ -208,8 +208,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_wider_network_begins_as_the_narrow_one_and_trains_all_weights(comm, shared_tmp, case):
     narrow, wide = CASES[case]
-    path = save(own_trained(comm, **narrow)[0], shared_tmp / "narrow.h5")
-    settings = wide | {"train__init": str(path), "train__widen": True}
+    path = save(own_trained(comm, **narrow, train__rounds=1)[0], shared_tmp / "narrow.h5")
+    settings = wide | {"train__init": str(path), "train__widen": True, "train__rounds": 1}
     training = Training(own_run(**settings), comm)
     assert "narrower in the file, in the first places here" in "\n".join(load_initial_weights(training))
     before = whole(training)
@@ -223,7 +223,7 @@ def test_a_wider_network_begins_as_the_narrow_one_and_trains_all_weights(comm, s
 
 def test_another_network_is_not_widened(comm, shared_tmp):
     """A longer axis, and a kernel of another size, are no narrower network."""
-    path = save(own_trained(comm, model__hidden=[6, 5])[0], shared_tmp / "network.h5")
+    path = save(own_trained(comm, model__hidden=[6, 5], train__rounds=1)[0], shared_tmp / "network.h5")
     settings = {"model__hidden": [9, 4], "train__init": str(path), "train__widen": True}
     lines = "\n".join(load_initial_weights(Training(own_run(**settings), comm)))
     assert "wrong shape, ignored: hidden2.linear.weight" in lines and "places here: hidden1.linear.weight" in lines

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from replaying import run_of
-from resuming import assert_goes_on, save
-from small import trained
+from resuming import save, stop_after, stored
+from small import assert_same_bits, on_root, trained
 
 from istmpi.cli.plan import show
 from istmpi.comm.ledger import EVALUATION, SAVING
@@ -25,7 +25,7 @@ ROWS = {
     "wider network": {"train__init": "narrow.h5", "train__widen": True},
     "own optimizer": {"optimizer__name": f"{LARS}:Lars", "method__optimizer_state": "carry"},
 }
-SETTINGS = {"train__rounds": 4, "method__local_steps": 3, "evaluate__every": 2}
+SETTINGS = {"train__rounds": 4, "method__local_steps": 3, "evaluate__every": 2, "checkpoint__every": 2}
 
 
 @pytest.mark.ranks(only=[4])
@@ -35,16 +35,21 @@ def test_the_bytes_of_a_dry_run_are_counted_and_a_stopped_run_goes_on(comm, shar
     if run.train.widen:
         narrow = save(trained(comm, model__hidden=(6, 5), train__rounds=1)[0], shared_tmp / "narrow.h5")
         run = run.override({"train.init": str(narrow)})
-    progress = assert_goes_on(comm, run, shared_tmp / "stopped.h5")
+    folder = shared_tmp / "run"
+    run = run.override({"output.folder": str(folder)})
     before = {purpose: comm.ledger.sent[purpose].bytes for purpose in (EVALUATION, SAVING)}
-    run_training(run.override({"output.folder": str(shared_tmp / "run")}), comm)
+    last = run_training(run, comm).last
     sent = {purpose: sum(comm.allgather(comm.ledger.sent[purpose].bytes - before[purpose])) for purpose in before}
     if comm.rank == 0:
         capsys.readouterr()
         show(run, comm.size, as_json=True)
         planned = json.loads(capsys.readouterr().out)
-        assert planned["sent_bytes"] == progress[-1].bytes
+        assert planned["sent_bytes"] == last.bytes
         # The plan counts no evaluations of a run whose methods differ.
         counted = None if run.method.finish else sent[EVALUATION]
         assert planned["evaluations"]["sent"] == counted
         assert planned["saving"]["sent"] in (sent[SAVING], None)
+    expected = stored(folder / "network.h5")
+    on_root(comm, lambda: stop_after(folder, 2))
+    run_training(run, comm, resume="auto")
+    assert_same_bits(stored(folder / "network.h5"), expected)

@@ -2,6 +2,7 @@
 
 from small import assert_same_bits, small_run, whole
 
+from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.training.loop import Training
 from istmpi.training.run import load_initial_weights
@@ -10,6 +11,13 @@ from istmpi.training.run import load_initial_weights
 def save(training, path, calibrated=False):
     commit(path, *training.state(calibrated), "direct", training.communicator)
     return path
+
+
+def stored(path):
+    """Every tensor of a checkpoint without a fault, whole: ``{name: array}``."""
+    with open_checkpoint(path) as checkpoint:
+        assert list(checkpoint.errors()) == []
+        return {name: tensor.rows() for name, tensor in checkpoint.tensors.items()}
 
 
 def resumed(comm, path, **changed):
