@@ -2,7 +2,7 @@
 
 import pytest
 from functions_oracle import CASES, score, train
-from small import assert_trained, initial_weights, on_root, own_run, whole
+from small import assert_trains, on_root, own_run
 
 from istmpi.training.loop import Training
 from tests.networks.running import data, place
@@ -12,7 +12,7 @@ PRECISION = 1e-9
 ROW = {row.network: row for row in ROWS}
 
 
-@pytest.mark.ranks(only=[2, 5])
+@pytest.mark.ranks(only=[5])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_it_trains_as_functions_of_its_weights_do(comm, shared_tmp, case):
     row = ROW[case.network]
@@ -23,9 +23,5 @@ def test_it_trains_as_functions_of_its_weights_do(comm, shared_tmp, case):
     partition = {"method__partition": list(case.lengths), "train__rounds": 2, "train__batch": 4}
     run = own_run(**settings, **partition, **{"model__name": place(row), "data__source": str(data(row, shared_tmp))})
     training = Training(run, comm)
-    initial = initial_weights(training)
-    progress = list(training.rounds())
-    expected, losses = train(case, run, initial, comm.size)
-    assert whole(training).keys() == expected.keys()
-    assert_trained(training, progress, expected, losses, PRECISION)
+    progress, expected = assert_trains(training, lambda initial: train(case, run, initial, comm.size), PRECISION)
     assert progress[-1].score.loss == pytest.approx(score(case, run, expected, comm.size), abs=PRECISION)

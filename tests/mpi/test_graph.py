@@ -6,8 +6,9 @@ import torch
 from graph_oracle import loss_of, train
 from graphs import CLASSES, FEATURES, naive_logits, write
 from live_bytes import LiveBytes
+from own_runs import own_trained
 from replay_cases import GCN, SAMPLED
-from small import assert_same_bits, assert_trained, initial_weights, own_run, whole
+from small import assert_same_bits, assert_trains, own_run, whole
 
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.cost.whole_graph import whole_graph_bytes
@@ -42,21 +43,17 @@ CASES = {
 }
 
 
-def assert_trains(training):
-    """All rounds give the weights and losses of the oracle; the progress, and the oracle's weights."""
-    initial = initial_weights(training)
-    progress = list(training.rounds())
-    expected, losses = train(training.run, WIDTHS, training.dataset.train, initial, training.communicator.size)
-    assert whole(training).keys() == expected.keys()
-    assert_trained(training, progress, expected, losses, TOLERANCE)
-    return progress, expected
+def assert_trains_as_oracle(training):
+    data, ranks = training.dataset.train, training.communicator.size
+    return assert_trains(training, lambda initial: train(training.run, WIDTHS, data, initial, ranks), TOLERANCE)
 
 
-@pytest.mark.parametrize("model", ["gcn", "sage"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "model, case", [*(("sage", case) for case in CASES), ("gcn", "features first"), ("gcn", "neighbours")]
+)
 def test_it_trains_as_the_dense_oracle_does(comm, graph, model, case):
     training = Training(own_run(**settings(graph, model__name=model, **CASES[case])), comm)
-    progress, expected = assert_trains(training)
+    progress, expected = assert_trains_as_oracle(training)
     outputs, targets = full_outputs(training, expected)
     right = float((outputs.argmax(dim=1) == targets).sum()) / int((targets >= 0).sum())
     score = progress[-1].score
@@ -69,8 +66,8 @@ def test_heads_of_attention_are_dealt(comm, graph):
     heads, units = 6, 3
     ours = {**settings(graph, model__name="gat", model__heads=[heads], model__units=units), **CLUSTERS}
     del ours["model__hidden"]
-    training = Training(own_run(**ours), comm)
-    score = list(training.rounds())[-1].score
+    training, progress = own_trained(comm, **ours)
+    score = progress[-1].score
     weights = {name: torch.from_numpy(values) for name, values in whole(training).items()}
     plain = GAT(FEATURES, CLASSES, (heads,), units).double()
     plain.load_state_dict({**weights, "last.weight": weights["last.weight"] / comm.size})
@@ -83,7 +80,7 @@ def test_heads_of_attention_are_dealt(comm, graph):
 def test_several_labels_a_node(comm, graph):
     run = own_run(**settings(graph.replace("graph.h5", "several.h5"), model__name="sage", **CLUSTERS))
     training = Training(run, comm)
-    progress, expected = assert_trains(training)
+    progress, expected = assert_trains_as_oracle(training)
     outputs, targets = full_outputs(training, expected)
     on = targets[:, 0] >= 0
     said, true = outputs[on] > 0, targets[on] == 1
@@ -101,8 +98,8 @@ def test_local_graphs_may_be_of_any_size(comm, graph, shared_tmp, model):
     source = str(shared_tmp / "uneven-{rank}.h5")
     hidden = {"hidden1": 128, "hidden2": 128}
     changed = {"model__name": model, "data__placement": "local", "model__hidden": list(hidden.values())}
-    training = Training(own_run(**settings(source, **changed)), comm)
-    score = list(training.rounds())[-1].score
+    training, progress = own_trained(comm, **settings(source, **changed))
+    score = progress[-1].score
     weights = {name: torch.from_numpy(one) for name, one in whole(training).items()}
     outputs, targets = full_outputs(training, weights, hidden)
     on = int((targets >= 0).sum())
@@ -117,8 +114,7 @@ def test_local_graphs_may_be_of_any_size(comm, graph, shared_tmp, model):
 def test_units_spread_over_ranks_give_the_same_score(comm, graph, model, monkeypatch):
     """Whatever room there is: each rank with some units of each layer, some nodes at a time, or with all weights."""
     monkeypatch.setattr("istmpi.evaluation.spread_units.GATHERED", 60)
-    training = Training(own_run(**settings(graph, model__name=model, train__rounds=1)), comm)
-    list(training.rounds())
+    training, _ = own_trained(comm, **settings(graph, model__name=model, train__rounds=1))
     network, evaluator = training.architecture, training.evaluator
     scores = []
     for room in (0, 10**9):

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.ranks(only=[3])
 
 MOMENTUM = {"optimizer__momentum": 0.9, "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
 CASES = {
-    "plain": {},
     "a part redealt, momentum carried": {"method__redeal": 0.3, **MOMENTUM},
     "layer norm, a bias, an outer step": {"model__norm": "layer", "model__bias": True, "method__outer_momentum": 0.5},
 }

@@ -7,9 +7,10 @@ import pytest
 import torch
 import xc_oracle
 from exported import open_network
+from own_runs import own_trained
 from replay_cases import XC
 from resuming import save
-from small import assert_near, assert_trained, initial_weights, on_root, own_run, whole
+from small import assert_near, assert_trains, on_root, own_run, whole
 from sparse_rows import FEATURES, LABELS, dense, write
 
 from istmpi.cost.evaluation import evaluation_plan
@@ -45,13 +46,10 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_trains_as_the_dense_oracle_does(comm, rows, case):
-    run = own_run(**settings(rows, **CASES[case]))
-    training = Training(run, comm)
-    initial = initial_weights(training)
-    assert initial.keys() <= xc_oracle.AXES.keys()
-    progress = list(training.rounds())
-    expected, losses = xc_oracle.train(run, WIDTHS, training.dataset.train, initial, comm.size)
-    assert_trained(training, progress, expected, losses)
+    training = Training(own_run(**settings(rows, **CASES[case])), comm)
+    run, data = training.run, training.dataset.train
+    _, weights = assert_trains(training, lambda initial: xc_oracle.train(run, WIDTHS, data, initial, comm.size))
+    assert weights.keys() <= xc_oracle.AXES.keys()
 
 
 @pytest.mark.parametrize("method", ["local-sgd", "data-parallel", "ist", "admm"])
@@ -123,8 +121,7 @@ def test_no_logits_travel(comm, rows):
 
 
 def test_it_predicts_what_it_ranks_first(comm, rows, shared_tmp):
-    training = Training(own_run(**settings(rows)), comm)
-    list(training.rounds())
+    training, _ = own_trained(comm, **settings(rows))
     save(training, shared_tmp / "network.h5", calibrated=True)
     network = open_network(shared_tmp / "network.h5")
     lines = "".join(write_ranked_lines(network, read_rows(rows, FEATURES), LABELS, 3, "jsonl")).splitlines()

@@ -37,9 +37,9 @@ def _deep_resnet(lengths):
     return ResNet((1, 8, 8), 10, blocks=(1, 5), channels=(4, 6), inner=(3, lengths.get("inner2", 5)))
 
 
-def _resnet(lengths, exits=()):
+def _resnet(lengths):
     inner = lengths["inner1"], lengths["inner2"]
-    return ResNet((1, 8, 8), 10, blocks=(1, 2), channels=(4, 6), inner=inner, exits=exits)
+    return ResNet((1, 8, 8), 10, blocks=(1, 2), channels=(4, 6), inner=inner, exits=(1,))
 
 
 def _attention(lengths):
@@ -95,9 +95,7 @@ def _resnet_oracle(make, groups, blocks=None):
 
 
 ORACLES |= {
-    "resnet": _resnet_oracle(_resnet, INNER),
-    "exits": _resnet_oracle(lambda lengths: _resnet(lengths, exits=(1,)), INNER),
-    "resnet by blocks": _resnet_oracle(_deep_resnet, {}, BLOCKS),
+    "exits": _resnet_oracle(_resnet, INNER),
     "resnet by both": _resnet_oracle(_deep_resnet, dict.fromkeys(DEEP, "inner2"), BLOCKS),
 }
 

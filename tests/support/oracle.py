@@ -189,7 +189,4 @@ def rate(settings, step, steps):
     if settings.schedule == "cosine":
         share = (step - settings.warm_up) / (steps - settings.warm_up)
         return settings.lr / 2 + settings.lr / 2 * math.cos(math.pi * share)
-    lr = settings.lr
-    for milestone in settings.milestones if settings.schedule == "step" else ():
-        lr = lr * settings.decay if step >= round(milestone * steps) else lr
-    return lr
+    return settings.lr

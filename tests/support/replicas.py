@@ -29,11 +29,15 @@ class Replica:
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=settings.lr, momentum=settings.momentum)
 
     def step(self, batch, teachers=()):
-        x, y = map(torch.from_numpy, plain(batch))
-        outputs = self.module(x.double())
+        self.learn(*plain(batch), teachers)
+
+    def learn(self, x, y, teachers=()):
+        """Take a step with arrays of examples and labels."""
+        x, y = torch.from_numpy(x).to(self.weights.dtype), torch.from_numpy(y)
+        outputs = self.module(x)
         loss = functional.cross_entropy(outputs, y)
         if teachers:
-            predicted = sum(torch.softmax(teacher(x.double()), 1) for teacher in teachers).detach() / len(teachers)
+            predicted = sum(torch.softmax(teacher(x), 1) for teacher in teachers).detach() / len(teachers)
             loss = loss - (predicted * torch.log_softmax(outputs, 1)).sum(1).mean()
         self.optimizer.zero_grad()
         loss.backward()

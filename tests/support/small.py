@@ -68,6 +68,16 @@ def initial_weights(training):
     return {name: torch.from_numpy(values.copy()) for name, values in weights.items()}
 
 
+def assert_trains(training, train, tolerance=1e-10):
+    """All rounds give the weights and losses of an oracle that trains the initial weights; the progress and these."""
+    initial = initial_weights(training)
+    progress = list(training.rounds())
+    expected, losses = train(initial)
+    assert initial.keys() <= expected.keys()
+    assert_trained(training, progress, expected, losses, tolerance)
+    return progress, expected
+
+
 def assert_trained(training, progress, expected, losses, tolerance=1e-10):
     """A training has an oracle's weights and losses; a record keeps losses as float32."""
     assert_near(whole(training), expected, tolerance)

@@ -33,7 +33,7 @@ def find_axes(settings):
 
 
 def train(settings, lengths, run, data, weights, ranks):
-    """The weights and both of AdamW's averages after all rounds, and the mean loss of each round."""
+    """The weights after all rounds, AdamW's averages among them, and the mean loss of each round."""
     axes = find_axes(settings)
     streams = [stream_of(run, data.train, rank, ranks) for rank in range(ranks)]
     state = [{name: torch.zeros_like(values) for name, values in weights.items()} for _ in AVERAGES]
@@ -82,4 +82,6 @@ def train(settings, lengths, run, data, weights, ranks):
         weights = after.mean(weights)
         state = [average.mean(kept) for average, kept in zip(averages, state)]
         losses.append(np.mean(of_round))
-    return weights, {name: [kept[name] for kept in state] for name in weights}, losses
+    for kind, kept in zip(AVERAGES, state):
+        weights |= {f"{name}/{kind}": values for name, values in kept.items()}
+    return weights, losses
