@@ -5,22 +5,13 @@ import re
 import numpy as np
 import pytest
 from offset_files import write as write_less_an_offset
+from replay_cases import TRANSFORMER
 from small import own_run, small_run
 from tokenizing import prepare_tokens
 
 from istmpi.data.prepare import prepare
 from istmpi.errors import ConfigError, DataError, UserError
 from istmpi.training.loop import Training
-
-DECODER = {
-    "model__name": "transformer",
-    "model__layers": 1,
-    "model__embed": 8,
-    "model__heads": [4],
-    "model__head_dim": 2,
-    "model__hidden": [8],
-    "data__length": 10,
-}
 
 
 @pytest.mark.both
@@ -118,26 +109,24 @@ def test_files_of_ranks_that_do_not_fit_together_are_refused(comm, shared_tmp, c
     ending, make, says = OF_RANKS[case]
     make(shared_tmp / f"site-{comm.rank}.{ending}", comm.rank == 0)
     comm.barrier()
-    network = DECODER if case == "tokenizers" else {}
+    network = TRANSFORMER if case == "tokenizers" else {}
     source = {"data__source": str(shared_tmp / f"site-{{rank}}.{ending}"), "data__placement": "local"}
     with pytest.raises(DataError, match=f"rank 1: .*{says}") as refused:
-        Training(own_run(**network, **source).with_implied(), comm)
+        Training(own_run(**network | source).with_implied(), comm)
     assert "\n" not in str(refused.value)
 
 
 def shorten(arrays):
-    for name in ("x_train", "y_train"):
-        arrays[name] = arrays[name][:37]
+    return {name: values[:37] for name, values in arrays.items() if name.endswith("train")}
 
 
 def relabel(arrays):
-    for name in ("y_train", "y_test"):
-        arrays[name] = (arrays[name] + 1) % 3
+    return {name: (values + 1) % 3 for name, values in arrays.items() if name.startswith("y")}
 
 
 def change_features(arrays):
-    for name in ("x_train", "x_test"):
-        arrays[name][3, 0] += 1
+    changed = (np.arange(40) == 3)[:, None]
+    return {name: values + changed for name, values in arrays.items() if name.startswith("x")}
 
 
 @pytest.mark.ranks(min=2)
@@ -158,8 +147,7 @@ def test_other_files_of_the_same_name_are_refused(comm, shared_tmp, monkeypatch,
     write("data.npz")
     if comm.rank == last:
         arrays = dict(np.load("data.npz"))
-        change(arrays)
-        np.savez("data.npz", **arrays)
+        np.savez("data.npz", **arrays | change(arrays))
     with pytest.raises(DataError, match=f"^data.npz differs between ranks: {says.format(last=last)}. "):
         Training(small_run(data__source="data.npz"), comm)
     Training(small_run(data__source=str(shared_tmp / "{rank}" / "data.npz")), comm)

@@ -11,7 +11,7 @@ PLAIN = {"model__norm": "none", "model__bias": True, "method__local_steps": 4, "
 MOMENTUM = {"optimizer__momentum": 0.6, "method__optimizer_state": "carry"}
 
 
-@pytest.mark.parametrize("delay, redeal", [(0, 0.3), (1, 0.0), (3, 0.3), (3, 1.0)])
+@pytest.mark.parametrize("delay, redeal", [(0, 0.3), (1, 0.0), (3, 0.3)])
 def test_what_leaves_does_so_early_and_what_stays_keeps_all_its_steps(comm, delay, redeal):
     settings = PLAIN | MOMENTUM | {"method__delay": delay, "method__redeal": redeal}
     training, progress = trained(comm, **settings)
@@ -38,7 +38,6 @@ def test_without_threads_every_bit_is_the_same(comm, monkeypatch, settings):
     assert [(one.loss, one.bytes) for one in its] == [(one.loss, one.bytes) for one in progress]
 
 
-@pytest.mark.ranks(also=1)
 @pytest.mark.parametrize("wire, changed", [("float32", {}), ("int8", {"model__bias": True, **MOMENTUM})])
 def test_what_is_sent_is_what_is_sent_without_a_delay_and_known_to_the_byte(comm, wire, changed):
     """In each round, and in all of them together; what is not dealt out goes round a ring, whatever its size."""
@@ -50,5 +49,5 @@ def test_what_is_sent_is_what_is_sent_without_a_delay_and_known_to_the_byte(comm
     late, progress = trained(comm, **settings)
     if wire == "float32":
         assert its[-1].bytes == progress[-1].bytes
-    assert comm.size == 1 or all(one.last_round.background > 0 for one in its[:-1])
+    assert all(one.last_round.background > 0 for one in its[:-1])
     assert progress[0].last_round.background == its[-1].last_round.background == 0

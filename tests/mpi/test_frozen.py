@@ -4,7 +4,6 @@ import networks
 import pytest
 import torch
 from small import assert_same_bits, on_root, whole
-from torch import nn
 
 import istmpi
 from istmpi.checkpoint.reader import open_checkpoint
@@ -14,16 +13,6 @@ from istmpi.training.watch import Watch
 
 SETTINGS = {"local_steps": 2, "seed": 5, "threads": 1, "device": "cpu", "lr": 0.01}
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
-
-
-class Valued(networks.FrozenTrunk):
-    """A network whose constructor gives its frozen trunk a value, as one that reads a file does."""
-
-    value = 1.0
-
-    def __init__(self, hidden=8):
-        super().__init__(hidden)
-        nn.init.constant_(self.trunk.weight, Valued.value)
 
 
 def job_of(comm, kind=networks.FrozenTrunk, **settings):
@@ -77,16 +66,16 @@ def test_frozen_weights_that_are_given_stay_the_same_when_resumed_and_exported(c
 
 
 def test_frozen_weights_that_a_constructor_makes_otherwise_are_refused_when_resumed(comm, shared_tmp):
-    train(job_of(comm, Valued), shared_tmp / "run", 1)
+    train(job_of(comm, networks.Valued), shared_tmp / "run", 1)
     comm.barrier()
     try:
-        Valued.value = 2.0
+        networks.Valued.value = 2.0
         comm.barrier()
         with pytest.raises(ConfigError, match="network.h5: the frozen weights .* differ from that run's"):
-            train(job_of(comm, Valued), shared_tmp / "run", 2, resume="auto")
+            train(job_of(comm, networks.Valued), shared_tmp / "run", 2, resume="auto")
     finally:
         comm.barrier()
-        Valued.value = 1.0
+        networks.Valued.value = 1.0
 
 
 def weights():

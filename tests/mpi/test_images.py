@@ -35,8 +35,8 @@ def test_the_first_rounds_are_those_of_small_data(comm, shared_tmp):
             arrays |= {f"x_{name}": np.array(small, np.float32)[:, None], f"y_{name}": y}
         np.savez(shared_tmp / "small.npz", **arrays)
     comm.barrier()
-    training, progress = own_trained(comm, **RESNET | GROWING | {"evaluate__every": 1})
-    settings = RESNET | {"data__source": str(shared_tmp / "small.npz"), "train__rounds": 2, "evaluate__every": 1}
+    training, progress = own_trained(comm, **RESNET | GROWING | {"evaluate__every": 2})
+    settings = RESNET | {"data__source": str(shared_tmp / "small.npz"), "train__rounds": 2}
     _, expected = own_trained(comm, **settings)
     assert [one.loss for one in progress[:2]] == pytest.approx([one.loss for one in expected], rel=1e-5)
     assert progress[1].score.loss == pytest.approx(expected[1].score.loss, rel=1e-5)

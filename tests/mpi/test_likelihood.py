@@ -6,7 +6,7 @@ import torch
 from exported import open_network, run_onnx
 from replay_cases import DECODER
 from resuming import save
-from small import own_run, trained
+from small import on_root, own_run
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.data.prepare import prepare
@@ -14,7 +14,6 @@ from istmpi.deploy.export import export
 from istmpi.deploy.generation import make_predictor
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
-from istmpi.errors import ConfigError
 from istmpi.evaluation.likelihood import Mixture
 from istmpi.training.loop import Training
 
@@ -46,14 +45,9 @@ def write_text(folder, name, words, sizes=range(40, 60, 2)):
     prepare("text", folder / name, folder / f"{name}.h5")
 
 
-def write_texts(comm, folder):
-    """A text that all ranks have, and one of each rank, of another length; then all ranks may read them."""
-    if comm.rank == 0:
-        write_text(folder, "text", ["alpha", "beta", "gamma", "delta"])
-        for rank in range(comm.size):
-            words = [chr(ord("a") + rank) * 3, chr(ord("k") + rank) * 2]
-            write_text(folder, f"own-{rank}", words, range(40, 60 + 30 * rank, 2))
-    comm.barrier()
+def write_common_text(comm, folder):
+    """A text that all ranks have."""
+    on_root(comm, lambda: write_text(folder, "text", ["alpha", "beta", "gamma", "delta"]))
 
 
 def train(comm, folder, source="text.h5", **settings):
@@ -90,7 +84,7 @@ def windows(split):
 @pytest.mark.both
 def test_ranks_and_one_process_answer_as_plain_loops_do(comm, shared_tmp):
     """The nats of a text are those of the mean of the subnets' probabilities of it, which needs no weights."""
-    write_texts(comm, shared_tmp)
+    write_common_text(comm, shared_tmp)
     training, score, path = train(comm, shared_tmp)
     assert score.form == "likelihood"
     network = open_network(path)
@@ -118,7 +112,9 @@ def test_ranks_and_one_process_answer_as_plain_loops_do(comm, shared_tmp):
 @pytest.mark.both
 def test_subnets_travel_to_local_texts(comm, shared_tmp):
     """Ranks have texts of different length; the run's loss is the mean of what one process finds on them."""
-    write_texts(comm, shared_tmp)
+    words = [chr(ord("a") + comm.rank) * 3, chr(ord("k") + comm.rank) * 2]
+    write_text(shared_tmp, f"own-{comm.rank}", words, range(40, 60 + 10 * comm.rank, 2))
+    comm.barrier()
     settings = EVERYTHING | {"data__placement": "local", "evaluate__batch": 7, "model__embed": 4 * comm.size}
     _, score, path = train(comm, shared_tmp, "own-{rank}.h5", **settings)
     scores = [evaluate(path, comm, str(shared_tmp / f"own-{rank}.h5")).score for rank in range(comm.size)]
@@ -130,7 +126,7 @@ def test_subnets_travel_to_local_texts(comm, shared_tmp):
 
 @pytest.mark.ranks(only=[3])
 def test_an_evaluator_scores_the_same_deal_in_one_form_after_another(comm, shared_tmp):
-    write_texts(comm, shared_tmp)
+    write_common_text(comm, shared_tmp)
     _, mean, _ = train(comm, shared_tmp, evaluate__form="blocks")
     training, mixture, _ = train(comm, shared_tmp)
     assert mean.loss != mixture.loss
@@ -176,32 +172,9 @@ def test_a_token_that_all_subnets_exclude_leaves_the_weights_as_they_were(comm):
     assert torch.allclose(before.exp().sum(), torch.tensor(1.0)) and torch.allclose(before, after)
 
 
-REFUSED = {
-    "needs method.redeal = 0, but it is 0.5": {"method__redeal": 0.5},
-    "needs subnets, but local-sgd deals out no units": {"method__name": "local-sgd"},
-    "needs subnets, but ist deals out no units": {"method__partition": []},
-    "needs subnets, but sparse-loco deals out no units": {"method__finish": "sparse-loco:50%"},
-    "does not go with joint": {"method__name": "joint"},
-}
-
-
-@pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("problem", REFUSED)
-def test_subnets_that_do_not_stay_are_refused(comm, shared_tmp, problem):
-    write_texts(comm, shared_tmp)
-    with pytest.raises(ConfigError, match=f"^evaluate.form = 'likelihood' {problem}"):
-        train(comm, shared_tmp, **REFUSED[problem])
-
-
-@pytest.mark.ranks(only=[1])
-def test_only_text_has_a_likelihood(comm):
-    with pytest.raises(ConfigError, match="'likelihood' needs text, but this is classification. Use another form"):
-        trained(comm, method__redeal=0.0, evaluate__form="likelihood")
-
-
 @pytest.mark.ranks(only=[2])
 def test_its_program_has_the_answer_of_the_mixture(comm, shared_tmp):
-    write_texts(comm, shared_tmp)
+    write_common_text(comm, shared_tmp)
     training, _, path = train(comm, shared_tmp, model__dtype="float32", **ONE_LAYER)
     tokens = windows(training.dataset.test)[0]
     if comm.rank:

@@ -130,9 +130,3 @@ def test_a_forward_that_differs_between_ranks_is_refused(comm, shared_tmp, monke
 def test_without_a_deal_anything_trains(comm):
     training, progress = own_trained(comm, model__name=f"{FILE}:Fixed", method__name="local-sgd", train__rounds=1)
     assert np.isfinite(progress[-1].loss) and training.architecture.groups == ()
-
-
-@pytest.mark.ranks(only=[2])
-def test_a_width_that_cannot_be_as_narrow_is_refused_before_training(comm):
-    with pytest.raises(ConfigError, match="9 is odd"):
-        Training(own_run(model__name=f"{FILE}:Steps", model__hidden=18), comm)

@@ -48,14 +48,14 @@ def looks_often(monkeypatch):
 @pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize(
     "settings, by_hand",
-    [(settings, False) for settings in METHODS] + [(settings, True) for settings in METHODS[1:4:2]],
+    [(settings, False) for settings in METHODS] + [(METHODS[1], True)],
     ids=join_settings,
 )
 def test_it_trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_hand):
-    training = loops.make_training(comm, **settings)
+    training = loops.make_training(comm, rounds=2, **settings)
     progress = list(training.rounds())
     job = loops.make_job(comm, lr=0.1, **settings)
-    loops.train(job, training.batches, 4, shared_tmp / "run", by_hand)
+    loops.train(job, training.batches, 2, shared_tmp / "run", by_hand)
     assert_same_bits(whole(job.training), whole(training))
     assert job.training.tally.counts.bytes == progress[-1].bytes
     if not by_hand:
@@ -69,7 +69,6 @@ COSINE = {
 }
 RESUMED = {
     "ist": pytest.param(METHODS[1] | {"lr": 0.1}, marks=pytest.mark.both),
-    "local-sgd": METHODS[2] | {"lr": 0.1},
     "a user's optimizer, ist": COSINE | {"method": "ist", "optimizer_state": "reset"},
     "a user's optimizer, local-sgd": COSINE | {"method": "local-sgd", "optimizer_state": "carry"},
 }
@@ -142,9 +141,7 @@ def test_a_program_ends_its_rounds_early(comm, shared_tmp):
 PLACES = ("before", "inside", "last", "after", "error", "error inside")
 
 
-@pytest.mark.parametrize(
-    "place, method", [*((place, "ist") for place in PLACES), *((place, "data-parallel") for place in PLACES[1:4:2])]
-)
+@pytest.mark.parametrize("place, method", [*((place, "ist") for place in PLACES), ("inside", "data-parallel")])
 def test_the_next_call_discards_a_round_left_before_its_end_and_reports_it_once(comm, shared_tmp, method, place):
     """The job has the weights from before a round that a break or an error leaves; after the last step, the round's."""
     job, watch = loops.make_job(comm, lr=0.1, method=method), Listening()
@@ -290,8 +287,7 @@ def test_gradients_of_several_batches_add_up(comm, shared_tmp, method, by_hand):
         np.testing.assert_allclose(trained[1][name], values, rtol=1e-10)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("method", ["local-sgd", "data-parallel"])
+@pytest.mark.parametrize("method, dtype", [("local-sgd", torch.bfloat16), ("data-parallel", torch.float16)])
 def test_a_scaler_and_autocast_train(comm, shared_tmp, method, dtype):
     """A gradient that is not finite on one rank is a step that no rank takes, where gradients are averaged."""
     job, scaler = loops.make_towers(comm, dtype="float32", method=method), torch.amp.GradScaler("cpu")

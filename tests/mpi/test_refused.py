@@ -4,7 +4,7 @@ import own_data
 import pytest
 from networks import __file__ as FILE
 from own_runs import CONVOLUTIONAL, OWN_WEIGHTS
-from replay_cases import FILES, GCN, GRAPH, XC, files
+from replay_cases import FILES, GCN, GRAPH, TRANSFORMER, XC, files
 from small import own_run, small_run
 
 from istmpi.errors import ConfigError, DataError
@@ -13,6 +13,8 @@ from istmpi.training.loop import Training
 FEDAVG, STREAMING, TAUGHT = ({"method__name": name} for name in ("fedavg", "streaming-diloco", "codistillation"))
 LOCAL = {"data__placement": "local", "data__source": "file-{rank}.npz"}
 NO_SHARE = "must be a method and its share of the rounds, such as 'local-sgd:10%'."
+LIKELIHOOD = {"evaluate__form": "likelihood"}
+SUBNETS = TRANSFORMER | LIKELIHOOD
 SAMPLED = {"data__graph": "neighbours", "data__fanout": [2], "train__batch": 4}
 TOP = {"method__partition": ["hidden1"], "method__shared_wire": "top-k", "method__top": 900}
 
@@ -32,6 +34,12 @@ REFUSED = [
     ({"data__validation": 0.9999}, "both parts need at least one"),
     ({"method__optimizer_state": "keep"}, "= 'keep' goes with local-sgd and diloco, not with ist. Use reset or carry"),
     ({"evaluate__form": "blocks", **LOCAL}, "evaluate.form = 'blocks' needs a data.placement other than 'local'"),
+    ({"method__redeal": 0.0, **LIKELIHOOD}, "'likelihood' needs text, but this is classification. Use another form"),
+    (SUBNETS | {"method__redeal": 0.5}, "evaluate.form = 'likelihood' needs method.redeal = 0, but it is 0.5"),
+    (SUBNETS | {"method__name": "local-sgd"}, "needs subnets, but local-sgd deals out no units"),
+    (SUBNETS | {"method__partition": []}, "needs subnets, but ist deals out no units"),
+    (SUBNETS | {"method__redeal": 0.0, "method__finish": "sparse-loco:50%"}, "but sparse-loco deals out no units"),
+    (SUBNETS | {"method__redeal": 0.0, "method__name": "joint"}, "'likelihood' does not go with joint"),
     # a finish
     *[({"method__finish": f"local-sgd:{share}%"}, NO_SHARE) for share in ("0", "100", "nan")],
     # federated averaging
@@ -61,6 +69,7 @@ REFUSED = [
     (own("Fixed"), "no width that can be dealt out (its constructor has no integers)."),
     ({"model__name": "nowhere.py:Net"}, "nowhere.py does not exist"),
     (own("Steps", model__hidden=2), "hidden has 2 units, but the run has"),
+    (own("Steps", model__hidden=28), "9 is odd"),
     (own("Faulty", model__what="logarithm"), "forward gives nan for the first training"),
     (own("PooledToo", method__partition=["hidden"]), "hidden cannot be dealt out: exchanging"),
     (CONVOLUTIONAL | {"method__partition": ["chanels1"]}, "chanels1 is not a unit group of this model; did you mean"),

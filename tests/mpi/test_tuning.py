@@ -28,8 +28,8 @@ def tuned(comm, shared_tmp):
     comm.barrier()
 
 
-def outcome(comparison, method="ist"):
-    return json.loads((comparison.folder / "tuning.json").read_text())["methods"][method]
+def outcome(comparison):
+    return json.loads((comparison.folder / "tuning.json").read_text())["methods"]["ist"]
 
 
 def scores_alone(comm, lr):
@@ -78,7 +78,7 @@ def test_an_edge_is_extended_once(tuned, comm):
 def test_a_second_start_goes_on_and_says_the_same(tuned, comm, shared_tmp, monkeypatch):
     # A whole comparison may be shorter than the second between two looks for the file.
     monkeypatch.setattr("istmpi.comm.stopping._SECONDS_BETWEEN_LOOKS", 0.0)
-    whole = tuned(("ist", "local-sgd"), output__folder=str(shared_tmp / "whole"))
+    whole = tuned(output__folder=str(shared_tmp / "whole"))
     whole.run_training()
 
     def stopping(comparison, after):
@@ -94,22 +94,20 @@ def test_a_second_start_goes_on_and_says_the_same(tuned, comm, shared_tmp, monke
         comparison._train_to = counted
         return comparison
 
-    for after in (3, 7):
-        comparison = stopping(tuned(("ist", "local-sgd")), after)
+    for after in (3, 4):
+        comparison = stopping(tuned(), after)
         with pytest.raises(StoppedError, match="stopped by the file"):
             comparison.run_training()
         on_root(comm, (comparison.folder / "STOP").unlink)
-    again = tuned(("ist", "local-sgd"))
+    again = tuned()
     assert again.run_training() == {}
-    for method in ("ist", "local-sgd"):
-        one, other = outcome(whole, method), outcome(again, method)
-        for trial in (*one["trials"], *other["trials"]):
-            del trial["seconds"]
-        assert one == other
-    for name in ("ist-5", "local-sgd-5"):
-        one, other = (RunFolder(comparison.folder / name).metrics() for comparison in (whole, again))
-        assert [(line["loss"], line["bytes"]) for line in one] == [(line["loss"], line["bytes"]) for line in other]
-    finished = tuned(("ist", "local-sgd"))
+    one, other = outcome(whole), outcome(again)
+    for trial in (*one["trials"], *other["trials"]):
+        del trial["seconds"]
+    assert one == other
+    one, other = (RunFolder(comparison.folder / "ist-5").metrics() for comparison in (whole, again))
+    assert [(line["loss"], line["bytes"]) for line in one] == [(line["loss"], line["bytes"]) for line in other]
+    finished = tuned()
     finished._train_to = None  # nothing is trained twice
     finished.run_training()
 
