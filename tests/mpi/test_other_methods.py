@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from batches import plain
 from replicas import replicas
 from small import assert_near, assert_same_bits, on_root, small_run, trained, whole
 from torch.nn import functional
@@ -173,28 +172,6 @@ def test_a_finish_starts_from_what_came_before(comm, first, last):
         np.testing.assert_array_equal(mine[name], expected[name], err_msg=name)
     assert [one.round for one in progress] == [1, 2, 3, 4]
     assert progress[-1].local_steps == 12
-
-
-def test_kept_momentum_counts_its_steps_from_where_it_began(comm):
-    """Adam's bias correction: two rounds of IST that reset it, then data parallel, whose state starts at zero."""
-    settings = {"optimizer__name": "adam", "optimizer__lr": 0.01, **NO_NORM}
-    training, _ = trained(comm, method__finish="data-parallel:50%", **settings)
-    before, _ = trained(comm, train__rounds=2, **settings)
-    everyone = replicas(training.run, comm.size)
-    current = torch.cat([torch.from_numpy(values).flatten() for values in whole(before).values()])
-    everyone[0].weights = current
-    module = everyone[0].module
-    for stage in ("hidden2", "labels"):  # the full network of dealt units averages over them
-        linear = module.get_submodule(f"{stage}.linear")
-        linear.register_forward_pre_hook(lambda _, inputs: (inputs[0] / comm.size,))
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
-    for step in range(6, 12):
-        optimizer.zero_grad()
-        for one in everyone:
-            x, y = map(torch.from_numpy, plain(one.batches.at(step)))
-            (functional.cross_entropy(module(x.double()), y) / comm.size).backward()
-        optimizer.step()
-    assert_near(whole(training), everyone[0].named(), 1e-8)
 
 
 def test_any_class_of_optimizers_trains_by_its_name(comm, shared_tmp):
