@@ -1,13 +1,10 @@
-"""What a network of one's own costs: as the built-in one where they are the same, and without torch from its table."""
+"""What a network of one's own costs: as the built-in one where they are the same, and what a plan tells of it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import networks
 import pytest
-from patience import patience
 
 from istmpi.config import Run
 from istmpi.config.methods import METHODS
@@ -49,30 +46,6 @@ def test_an_mlp_of_ones_own_costs_what_the_built_in_one_does(norm, bias):
             if method in METHODS:
                 named = wanted.override({"method.name": method})
                 assert round_bytes(named, own, ranks, 1) == round_bytes(named, network, ranks, 1)
-
-
-PLAN = """
-import json, sys
-from istmpi.config import Run
-from istmpi.cost import cost
-from istmpi.network.architecture import Architecture
-from istmpi.network.table import Table
-table = Table.from_tree(json.load(open(sys.argv[1])))
-plan = cost(Run(), Architecture("net", table, "float32"), 3)
-loaded = sorted({"torch", "mpi4py"} & set(sys.modules))
-print(plan.round_bytes, plan.flops("products"), plan.largest.memory.total, loaded)
-"""
-
-
-def test_all_that_a_plan_needs_is_in_the_table(example, tmp_path):
-    """In a process that has neither torch nor the code, as on a login node."""
-    wanted, network = example
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps(network.table.tree()))
-    words = [sys.executable, "-c", PLAN, path]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60 * patience(), check=True)
-    plan = cost(wanted, network, 3)
-    assert done.stdout == f"{plan.round_bytes} {plan.flops('products')} {plan.largest.memory.total} []\n"
 
 
 def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, answer, example):
