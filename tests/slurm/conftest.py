@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,15 @@ def submit(cluster, tmp_path):
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    """The weights of RUN, trained by mpirun on four ranks."""
-    out = tmp_path_factory.mktemp("reference") / "run"
-    command = [os.environ.get("MPIRUN") or "mpirun", "-n", "4", "istmpi", "train", *RUN, "--out", str(out)]
-    done = subprocess.run(
-        command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=patient(100)
-    )
-    assert done.returncode == 0, done.stderr
-    return weights(out)
+    """``undisturbed(ranks)``: the weights of RUN, trained by mpirun on so many ranks."""
+
+    @cache
+    def train(ranks):
+        out = tmp_path_factory.mktemp("reference") / "run"
+        command = [os.environ.get("MPIRUN") or "mpirun", "-n", str(ranks), "istmpi", "train", *RUN, "--out", str(out)]
+        environment = {**os.environ, **ENVIRONMENT}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(100))
+        assert done.returncode == 0, done.stderr
+        return weights(out)
+
+    return train

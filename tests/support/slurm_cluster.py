@@ -188,8 +188,8 @@ class Job:
         return int(self.facts["Restarts"])
 
 
-RUN = ("digits", "--hidden", "64,64", "--rounds", "40", "--threads", "1", "--evaluate-every", "40")
-"""A run that takes some seconds on four ranks; the same in all tests, so that they all must end with its weights."""
+RUN = ("digits", "--hidden", "64,64", "--rounds", "60", "--threads", "1", "--evaluate-every", "60")
+"""A run that takes some seconds; the same in all tests, so that they all must end with its weights."""
 
 
 def rounds(folder: Path) -> int:
