@@ -21,9 +21,6 @@ shift
 exec "$@"
 """
 
-# A file that is not seen is looked for as long as a network file system may take to show it.
-SOON = "from istmpi.checkpoint import sight\nsight.PATIENCE = 0.5"
-
 
 def cannot_mount():
     """Why no rank can have a disk of its own here; empty if it can."""
@@ -44,9 +41,9 @@ class Disks:
         self.folder = folder / "disk"
         self.folder.mkdir()
         private = ["unshare", "--mount", "sh", "-c", PRIVATE, "sh", self.folder]
-        self.series = lambda hosts, commands: series(
-            len(hosts), folder, {"soon": SOON} | commands, under=[*private, ",".join(hosts)]
-        )
+        # Else each command waits for a file that no network file system will show.
+        soon = {"soon": "from istmpi.checkpoint import sight\nsight.PATIENCE = 0.5"}
+        self.series = lambda hosts, more: series(len(hosts), folder, soon | more, under=[*private, ",".join(hosts)])
 
     def train(self, *words, run="run"):
         return [*TRAIN, "--out", self.folder / run, *words]
