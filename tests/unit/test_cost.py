@@ -137,6 +137,26 @@ def test_fedavg_takes_passes_of_some_ranks():
     assert plan.round_bytes == 2 * 3 * Fraction(7, 8) * plan.held.network_bytes
 
 
+@pytest.mark.parametrize("ranks, shares", [(1, None), (7, None), (3, (2.0, 1.0, 1.0))])
+@pytest.mark.parametrize("groups", [("hidden1", "hidden2"), ("hidden2",), ()])
+def test_what_ranks_hold_is_what_their_layouts_say(ranks, shares, groups):
+    network = mlp_network(6, (10, 8), 4, bias=True)
+    held = Holdings(network.parameters, network.lengths, groups, Cut(ranks, shares))
+    deal = Partition.draw(network.lengths, groups, ranks, 0, 0, shares)
+    by_rank = {rank: part for part in held.parts for rank in part.ranks}
+    assert sorted(by_rank) == list(range(ranks))
+    for rank, part in by_rank.items():
+        assert part.lengths == narrow(network.lengths, network.parameters, deal.held(rank))
+    owners = Owners(network.lengths, ranks)
+    assert held.held_elements * 4 == pair_bytes(network.parameters, owners, deal).sum()
+    for rank in range(ranks):
+        owned = (
+            4 * np.prod([len(owners.positions(axis, n, rank)) for n, axis in enumerate(one.pattern.axes)])
+            for one in network.parameters.values()
+        )
+        assert held.owned_bytes >= sum(owned)
+
+
 def test_where_whole_blocks_are_dealt_sizes_are_expected_ones():
     """Five blocks on two ranks: the mean over deals of what the layouts say, and each block once over all ranks."""
     lengths = {"blocks": 5, "out": 5, "in": 3}

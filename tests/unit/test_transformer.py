@@ -90,6 +90,20 @@ def test_a_later_token_changes_nothing_that_was_said_before(kind):
         assert not torch.equal(found[:, place:], expected[:, place:])
 
 
+def test_positions_matter_and_rotary_ones_only_by_their_distance():
+    torch.manual_seed(1)
+    rotary, learnt = module(), module(positions="learnt")
+    x = tokens(1)
+    swapped = x.clone()
+    swapped[:, [1, 3]] = swapped[:, [3, 1]]
+    for network in (rotary, learnt):
+        assert not torch.allclose(network(x)[:, -1], network(swapped)[:, -1])
+    layer = rotary.layers[0]
+    stream = torch.randn(1, 5, SMALL["embed"], dtype=torch.float64)
+    here, there = (layer(stream, torch.arange(5) + shift, None, 0) for shift in (0, 7))
+    torch.testing.assert_close(here, there)
+
+
 @pytest.mark.parametrize(
     "changed, said",
     [
