@@ -81,7 +81,7 @@ def bandwidth(communicator: Communicator, folder: Path, megabytes: int, repeats:
     width = int((megabytes * 1e6 / 4 / 2) ** 0.5)
     run = Run().override({"model.hidden": [width, width, width], "train.threads": 1})
     training = Training(run, communicator)
-    header, pieces = training.state()
+    header, pieces, _ = training.collect_state()
     total = sum(communicator.allgather(sum(len(piece.bytes) for piece in pieces))) / 1e6
     writers = [name for name in WRITERS if name == "direct" or h5py.get_config().mpi]
     times: dict[str, list[float]] = {}
@@ -156,13 +156,13 @@ def stall(communicator: Communicator, folder: Path, repeats: int) -> None:
     next(rounds)
 
     def with_checkpoint() -> None:
-        saver.save(*training.state())
+        saver.save(*training.collect_state())
         next(rounds)
 
     without, with_one, begin = [], [], []
     for _ in range(repeats):
         without.append(seconds(lambda: next(rounds), communicator))
-        begin.append(seconds(lambda: saver.save(*training.state()), communicator))
+        begin.append(seconds(lambda: saver.save(*training.collect_state()), communicator))
         saver.wait()
         without.append(seconds(lambda: next(rounds), communicator))
         with_one.append(seconds(with_checkpoint, communicator))

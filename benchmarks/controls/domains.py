@@ -199,7 +199,8 @@ def measured(run: Run, path: Path, communicator: Communicator) -> dict:
         *_, last = training.rounds()
     except DivergedError as error:
         return {"diverged": str(error), "validation": 99.0}
-    commit(path, *training.state(calibrated=True), "direct", communicator)
+    header, pieces, _ = training.collect_state(calibrated=True)
+    commit(path, header, pieces, "direct", communicator)
     communicator.barrier()
     return {"validation": last.validation.loss, "test": last.score.loss, "bytes": last.bytes}
 

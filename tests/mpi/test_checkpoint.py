@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from resuming import stored
-from small import assert_same_bits, on_root, small_run, trained, whole
+from small import assert_same_bits, checkpoint_state, on_root, small_run, trained, whole
 
 from istmpi.checkpoint.format import Piece
 from istmpi.checkpoint.reader import open_checkpoint
@@ -29,7 +29,7 @@ UNEVEN = {"model__hidden": (13, 11), "optimizer__momentum": 0.9, "method__optimi
 
 
 def save(training, path, writer="direct", calibrated=False):
-    commit(path, *training.state(calibrated), writer, training.communicator)
+    commit(path, *checkpoint_state(training, calibrated), writer, training.communicator)
 
 
 @pytest.mark.both
@@ -51,7 +51,9 @@ def test_the_file_has_the_whole_network_of_all_ranks(comm, shared_tmp, monkeypat
         assert json.loads(file.attrs["versions"]).keys() >= {"istmpi", "torch", "numpy", "HDF5", "MPI"}
     with open_checkpoint(path) as checkpoint:
         assert list(checkpoint.errors()) == [] and checkpoint.tokenizer is None
-        assert (checkpoint.header.temperature != 1) and training.state()[0].temperature == 1, "fitted to predict alone"
+        assert (checkpoint.header.temperature != 1) and checkpoint_state(training)[0].temperature == 1, (
+            "fitted to predict alone"
+        )
     assert sorted(entry.name for entry in shared_tmp.glob("*network*")) == ["network.h5"]
 
 
@@ -64,7 +66,7 @@ def test_every_type_arrives_bit_for_bit_and_reads_as_a_number(comm, shared_tmp, 
     mine = values[first:last].clone().view(torch.uint8).numpy()
     piece = Piece("model/values", (len(values),), dtype, mine, first, "some", comm.size, comm.rank)
     path = shared_tmp / "values.h5"
-    commit(path, Training(small_run(), comm).state()[0], [piece], writer, comm)
+    commit(path, checkpoint_state(Training(small_run(), comm))[0], [piece], writer, comm)
     with h5py.File(path, locking=LOCKING) as file:
         stored = file["model/values"]
         assert stored.dtype == {"bfloat16": np.float32}.get(dtype, np.dtype(dtype if dtype != "bfloat16" else "f4"))

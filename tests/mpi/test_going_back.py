@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from patience import patient
 from resuming import stored
-from small import Listening, assert_same_bits, on_root, small_run
+from small import Listening, assert_same_bits, checkpoint_state, on_root, small_run
 
 from istmpi.checkpoint.format import require_storable
 from istmpi.checkpoint.saver import Saver, prepare_folder
@@ -147,7 +147,7 @@ def test_with_no_valid_checkpoint_left_nothing_is_overwritten_and_with_none_the_
 def test_the_thread_for_checkpoints_lasts_and_can_be_done_without(comm, shared_tmp):
     """A system that has no threads left: their stacks find no room."""
     training = Training(small_run(train__rounds=3, checkpoint__keep=5, checkpoint__every=1), comm)
-    state, settings, warnings = training.state(), training.run.checkpoint, []
+    state, settings, warnings = checkpoint_state(training), training.run.checkpoint, []
     usual = threading.stack_size()
     on_root(comm, lambda: [prepare_folder(shared_tmp / name) for name in ("early", "late")])
     early = Saver(shared_tmp / "early", settings, comm)
@@ -159,7 +159,7 @@ def test_the_thread_for_checkpoints_lasts_and_can_be_done_without(comm, shared_t
         late = Saver(shared_tmp / "late", settings, comm, warnings.append)
         for saver in (early, late):
             for _ in training.rounds():
-                saver.save(*training.state())
+                saver.save(*training.collect_state())
             saver.save(*state)
             saver.wait()
     finally:
@@ -179,7 +179,7 @@ def test_the_thread_for_checkpoints_lasts_and_can_be_done_without(comm, shared_t
 @pytest.mark.parametrize("changed", [{"train": Train(seed=2**64)}, {"name": "\udcff"}])
 def test_what_no_file_can_hold_is_found_by_writing_it_in_memory(comm, shared_tmp, changed):
     """Whatever the checks of settings let through: a run that was made past them."""
-    header, pieces = Training(small_run(), comm).state()
+    header, pieces = checkpoint_state(Training(small_run(), comm))
     require_storable(header, pieces)
     with pytest.raises(ConfigError, match="settings cannot be saved .* 64-bit numbers"):
         require_storable(replace(header, run=replace(header.run, **changed)), pieces)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small import small_run, trained, whole
+from small import checkpoint_state, small_run, trained, whole
 
 from istmpi.devices import HOST, with_room
 from istmpi.training.loop import Training
@@ -34,7 +34,7 @@ def test_scores_and_weights_are_those_of_the_cpu(comm, redeal):
 def test_a_checkpoint_of_a_gpu_has_moments_in_host_memory(comm):
     training, _ = trained(comm, **CONVNET, train__device="cuda")
     assert {values.device.type for pair in training.evaluator.network.moments.values() for values in pair} == {"cpu"}
-    training.state(calibrated=True)
+    checkpoint_state(training, calibrated=True)
 
 
 def test_a_network_larger_than_the_gpu_is_evaluated_on_the_host(comm):

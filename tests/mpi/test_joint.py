@@ -8,7 +8,7 @@ from added_network import FORMS, Added
 from joint_oracle import OPTIMIZERS, PLAIN, Oracle
 from perceptron import Perceptron
 from resuming import resumed, save
-from small import small_run, trained, whole
+from small import checkpoint_state, small_run, trained, whole
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -282,5 +282,5 @@ def test_a_rank_keeps_no_rows_beside_its_subnet(comm, local_steps):
     for local_step in training.attempt():
         training.method.take(0, local_step)
         assert [*training.store.tensors] == ["labels.linear.bias"] and bool(training.method._start) == (local_steps > 1)
-    training.state()
+    checkpoint_state(training)
     assert [*training.store.tensors] == [*training.store.parameters]

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from damage import flip
 from resuming import save, stored
-from small import Listening, assert_same_bits, on_root, small_run, whole
+from small import Listening, assert_same_bits, checkpoint_state, on_root, small_run, whole
 
 from istmpi.checkpoint.folder import set_aside
 from istmpi.checkpoint.format import add_checksums
@@ -29,7 +29,7 @@ SETTINGS = {"optimizer__name": "adam", "method__optimizer_state": "carry", "mode
 
 def save_parts(training, disk):
     """Save this rank's part on its disk, and return the folder of the round."""
-    header, pieces = training.state()
+    header, pieces = checkpoint_state(training)
     folder = disk / "checkpoints" / f"round-{header.round:08d}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     commit_part(folder, header, pieces, training.communicator)
@@ -204,7 +204,7 @@ def test_a_whole_file_on_one_disk_is_enough(comm, tmp_path):
 
 
 def add_all_checksums(training):
-    header, pieces = training.state()
+    header, pieces = checkpoint_state(training)
     return header, add_checksums(pieces)
 
 
@@ -240,7 +240,7 @@ def test_a_run_in_parts_keeps_the_newest_and_goes_on(comm, shared_tmp):
 
 def test_a_part_takes_few_calls_in_sequence(comm, tmp_path):
     """Rank 0's header, all checksums, and two that say that all parts and the names are there."""
-    header, pieces = trained(comm, 1).state()
+    header, pieces = checkpoint_state(trained(comm, 1))
     before = sum(comm.whereabouts.arrivals.values())
     commit_part(tmp_path / "round-00000001", header, pieces, comm)
     assert sum(comm.whereabouts.arrivals.values()) - before <= 5

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from patience import patient
-from small import on_root, small_run, trained
+from small import checkpoint_state, on_root, small_run, trained
 
 from istmpi.checkpoint.format import add_checksums
 from istmpi.checkpoint.saver import Saver, prepare_folder
@@ -88,7 +88,7 @@ def test_ranks_that_wait_for_a_disk_alone_say_so(comm, shared_tmp, monkeypatch, 
     monkeypatch.setattr("istmpi.checkpoint.saver.name_at_last", lambda *_: None)
     roll_call, limit = watched(some, shared_tmp, said)
     threading.Timer(3 * limit, hung.set).start()
-    (saver.save if where == "background" else saver.save_now)(*training.state())
+    (saver.save if where == "background" else saver.save_now)(*training.collect_state())
     saver.wait()
     roll_call.close()
     saver.close()
@@ -120,7 +120,7 @@ def test_the_last_file_of_a_run_is_waited_for_under_a_deadline(comm, shared_tmp,
 def test_who_writes_with_others_is_seen_to_wait_for_them(comm, shared_tmp, monkeypatch):
     """Parallel HDF5 itself waits where this h5py cannot."""
     some, seen = Communicator(comm.mpi.Dup()), []
-    header, pieces = trained(some)[0].state()
+    header, pieces = checkpoint_state(trained(some)[0])
 
     h5py = MagicMock()
 

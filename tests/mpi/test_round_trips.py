@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from networks import Steps
-from small import on_root, own_run, small_run, trained
+from small import checkpoint_state, on_root, own_run, small_run, trained
 
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import find_members, list_neighbours
@@ -92,7 +92,7 @@ def test_what_is_sent_is_counted_for_its_purpose(comm):
 def test_a_checkpoint(comm, shared_tmp):
     """Checksums with leave to save, the layout, all parts, the name: a call each. To resume is one."""
     training, _ = trained(comm, method__name="local-sgd")
-    header, pieces = training.state()
+    header, pieces = checkpoint_state(training)
     path = shared_tmp / "network.h5"
     assert count_calls(comm, lambda: commit(path, header, pieces, "direct", comm)) == 4 and path.exists()
     again = Training(training.run, comm, start=path)

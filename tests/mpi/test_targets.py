@@ -6,7 +6,7 @@ from batches import examples_of
 from exported import open_network
 from offset_files import write as write_less_an_offset
 from resuming import save
-from small import assert_same_bits, on_root, small_run, trained, whole
+from small import assert_same_bits, checkpoint_state, on_root, small_run, trained, whole
 
 from istmpi.config import Run
 from istmpi.data.dense.predict import read_inputs
@@ -74,7 +74,7 @@ def test_targets_that_are_standardised_beforehand_give_the_same_network(comm, sh
     assert_same_bits(whole(mine), whole(theirs))
     assert progress[-1].score.loss == expected[-1].score.loss
     assert progress[-1].score.score == pytest.approx(expected[-1].score.score * float(std[0]), rel=1e-6)
-    assert "output/mean" not in {piece.path for piece in theirs.state()[1]}
+    assert "output/mean" not in {piece.path for piece in checkpoint_state(theirs)[1]}
 
 
 def test_ranks_with_examples_of_their_own_agree_on_the_units(comm, shared_tmp):

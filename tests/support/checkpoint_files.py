@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from small import small_run
+from small import checkpoint_state, small_run
 
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
@@ -68,7 +68,7 @@ def make_checkpoints(folder: Path) -> None:
 
 def _train_all(folder: Path, communicator: Communicator) -> None:
     def save(name, training, calibrated):
-        commit(folder / f"{name}.h5", *training.state(calibrated), "direct", communicator)
+        commit(folder / f"{name}.h5", *checkpoint_state(training, calibrated), "direct", communicator)
 
     for name, settings in NETWORKS.items():
         if "data__source" in settings:

@@ -1,6 +1,6 @@
 """Training that is saved, stopped in the middle of a round, which drops that round, and resumed."""
 
-from small import assert_same_bits, small_run, whole
+from small import assert_same_bits, checkpoint_state, small_run, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
@@ -9,7 +9,7 @@ from istmpi.training.run import load_initial_weights
 
 
 def save(training, path, calibrated=False):
-    commit(path, *training.state(calibrated), "direct", training.communicator)
+    commit(path, *checkpoint_state(training, calibrated), "direct", training.communicator)
     return path
 
 

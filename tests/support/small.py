@@ -47,6 +47,15 @@ def whole(training):
     return {name: np.concatenate([rows[name] for rows in per_rank]) for name in training.store.tensors}
 
 
+def checkpoint_state(training, calibrated=False):
+    """The header and this rank's pieces of a checkpoint; every rank raises the refusal of a rank."""
+    header, pieces, refusal = training.collect_state(calibrated)
+    with training.communicator.agreed():
+        if refusal:
+            raise refusal
+    return header, pieces
+
+
 def assert_same_bits(one, other):
     """The same names with the same values, to the last bit."""
     assert one.keys() == other.keys()

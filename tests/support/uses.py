@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from batches import examples_of
+from small import checkpoint_state
 from torch.nn import functional
 
 from istmpi.checkpoint.reader import open_checkpoint
@@ -30,7 +31,7 @@ def check_uses(comm, path, training, score, logits, plain=None, shape=(-1,)):
     assert (score.loss, score.examples) == (pytest.approx(loss, rel=1e-9), len(y))
     name = training.run.model.name
     model = name if ":" in name else None
-    commit(path, *training.state(calibrated=True), "direct", comm)
+    commit(path, *checkpoint_state(training, calibrated=True), "direct", comm)
     for ranks in (comm, Communicator(comm.mpi.Split(comm.rank))):
         assert evaluate(path, ranks, model=model).score.loss == pytest.approx(loss, rel=1e-9)
     with open_checkpoint(path) as checkpoint:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from resuming import save
-from small import own_run, small_run
+from small import checkpoint_state, own_run, small_run
 
 from istmpi.checkpoint.initial import begin_with
 from istmpi.comm import world
@@ -90,7 +90,7 @@ def test_a_full_network_that_overflows_ends_the_run_with_its_weights():
         tensor.fill_(1e200)
     with pytest.raises(DivergedError, match=r"^the outputs of the full network are not finite after 0 of 1 rounds; "):
         training.evaluate()
-    training.state()
+    checkpoint_state(training)
 
 
 def test_a_network_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
@@ -106,7 +106,7 @@ def test_a_network_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
     assert "lr" not in message and not (tmp_path / "run" / "network.h5").exists()
     training = Training(run, world())
     with pytest.raises(DivergedError, match="is nan; not saved.") as refused:
-        training.state()
+        checkpoint_state(training)
     assert refused.value.everywhere
 
 
