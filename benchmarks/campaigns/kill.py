@@ -119,7 +119,7 @@ def draw(
         "method.staleness": chance.choice([1, 3]),
         "optimizer.name": chance.choice(["sgd", "adam", "adamw"]),
         "optimizer.lr": 0.003,
-        "optimizer.warm_up": chance.choice([0, 9]),
+        "optimizer.warm_up": chance.choice([0, 4]),
         "model.hidden": chance.choice([[24], [14, 11], [64, 48]]),
         "model.norm": chance.choice(["batch", "layer", "none"]),
         "model.dropout": chance.choice([0.0, 0.3]),
