@@ -14,13 +14,17 @@ from istmpi.cluster.group_time import time_rounds
 from istmpi.comm.at_once import MOST_RANKS, count_trips
 from istmpi.comm.ring import count_waits
 from istmpi.cost.calibration import count_values, forward_flops
+from istmpi.cost.evaluation_plan import SummedUnits
 from istmpi.cost.loads import ALLREDUCE, ALLTOALLV
+from istmpi.cost.moments import count_moments
 from istmpi.cost.run_cost import Cost, phase_costs
+from istmpi.cost.summed_units import count_summed
 from istmpi.cost.waits import divide_by_method
 from istmpi.engine.axes import count_bytes
 from istmpi.evaluation.planned_waits import count_calls_of_moments, count_calls_of_sums
 from istmpi.evaluation.planning import Evaluations
-from istmpi.training.saves import CALLS, CALLS_OF_MOMENTS
+from istmpi.evaluation.together import keeps_logits, scores_together
+from istmpi.training.saves import CALLS
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,12 @@ class RunTime:
 
     rounds: float
     evaluations: float | None
-    """A mean over ranks, as in a run's summary. None for evaluations of sharded networks and of
-    graphs. Those whose scores choose the form are assumed to choose subnets side by side."""
+    """A mean over ranks, as in a run's summary. None for evaluations of graphs, and of networks
+    whose layers' outputs are gathered. Those whose scores choose the form are assumed to choose
+    subnets side by side."""
     saving: float | None
     """The save of the network after its evaluation; None if ranks gather its weights once more, or
     pass examples through subnets side by side."""
-    saving_least: float | None
-    """The save if scores choose the full network, whose moments rank 0 has."""
 
 
 def predict_run(planned: Evaluations, cluster: Cluster) -> RunTime:
@@ -52,8 +55,9 @@ def predict_run(planned: Evaluations, cluster: Cluster) -> RunTime:
         of_rounds += _seconds_of_bytes(float(cost.start_bytes) / ranks, cluster)
     plan = planned.plan
     unknown = planned.form != "merged" and not planned.knows_outputs
-    if unknown or plan.sharded or plan.by_units or architecture.nodes[1]:
-        return RunTime(rounds=of_rounds, evaluations=None, saving=None, saving_least=None)
+    gathers_outputs = bool(plan.sharded) and not plan.summed
+    if unknown or gathers_outputs or plan.by_units or architecture.nodes[1]:
+        return RunTime(rounds=of_rounds, evaluations=None, saving=None)
     costs = {cost.method: cost for cost, _ in phases}
     evaluations = _TimedEvaluations(planned, cluster)
     of_evaluations = 0.0
@@ -62,13 +66,9 @@ def predict_run(planned: Evaluations, cluster: Cluster) -> RunTime:
         of_evaluations += len(phase.rounds) * evaluations.predict(cost)
         if phase.is_handed_over:
             of_evaluations += evaluations.predict_merged(cost, is_handed_over=True)
-    shortest, longest = evaluations.predict_save()
-    return RunTime(
-        rounds=of_rounds,
-        evaluations=of_evaluations,
-        saving=longest,
-        saving_least=shortest,
-    )
+    if keeps_logits(planned):
+        of_evaluations += evaluations.predict_sample()
+    return RunTime(rounds=of_rounds, evaluations=of_evaluations, saving=evaluations.predict_save())
 
 
 @dataclass(frozen=True)
@@ -78,25 +78,20 @@ class _TimedEvaluations:
     planned: Evaluations
     cluster: Cluster
 
-    def predict_save(self) -> tuple[float | None, float | None]:
-        """Return the least and the most seconds of the save of the network; None if they are not
-        known."""
+    def predict_save(self) -> float | None:
+        """Return the seconds of the save of the network; None if they are not known."""
         planned = self.planned
         ranks = planned.ranks
         form = planned.form
         # The pass that chose the form has left its logits for the temperature.
-        is_known = ranks == 1 or (planned.plan.on_one and form in ("merged", "best"))
+        plan = planned.plan
+        has_logits = plan.on_one or plan.summed is not None
+        is_known = ranks == 1 or (has_logits and form in ("merged", "best"))
+        # Weights of joint also travel to their owners.
+        is_known |= form == "blocks" and keeps_logits(planned)
         if planned.data.scoring.one_class and not is_known:
-            return None, None
-        call = self.cluster.small_call(ranks)
-        seconds = CALLS * call + self.cluster.save_seconds
-        if form == "merged" or not planned.architecture.batch_norms:
-            return seconds, seconds
-        side_by_side = seconds + CALLS_OF_MOMENTS * call
-        # Rank 0 has the moments of the full network.
-        if form == "best":
-            return seconds, side_by_side
-        return side_by_side, side_by_side
+            return None
+        return CALLS * self.cluster.small_call(ranks) + self.cluster.save_seconds
 
     def predict(self, last: Cost) -> float:
         """Return the seconds of an evaluation after a round of the cost ``last``."""
@@ -137,11 +132,30 @@ class _TimedEvaluations:
             return seconds
         calls = count_calls_of_moments(planned.architecture, plan)
         calls += count_calls_of_sums(planned.data, plan)
+        if plan.summed:
+            return seconds + self._wait_for_sums(plan.summed)
         # Rank 0 tells the sums of the score, or all ranks tell each other.
         if plan.on_one:
             seconds += _told_seconds(ranks, cluster)
             calls -= 1
         return seconds + calls * cluster.small_call(ranks)
+
+    def predict_sample(self) -> float:
+        """Return the seconds that the outputs for the sample add to the last evaluation of
+        subnets."""
+        planned = self.planned
+        nbytes = planned.count_output_bytes(planned.sampled)
+        moved = 2 * (planned.ranks - 1) / planned.ranks * nbytes
+        return moved * self.cluster.links[ALLREDUCE].seconds_per_byte
+
+    def _wait_for_sums(self, units: SummedUnits) -> float:
+        """Return the seconds of waits in the sum over the units of all ranks. Its bytes are among
+        those of the plan."""
+        planned = self.planned
+        architecture = planned.architecture
+        numbers = count_summed(architecture, units, planned.plan.at_once)
+        waits = count_waits(numbers * architecture.itemsize, planned.ranks)
+        return waits * self.cluster.links[ALLREDUCE].latency
 
     def _predict_subnets(self) -> float:
         """Return the seconds that subnets side by side add to an evaluation: their passes over the
@@ -153,7 +167,10 @@ class _TimedEvaluations:
         if planned.form == "best":
             passes += planned.list_batches(planned.sampled)
         sizes = [planned.count_output_bytes(examples) for examples in passes]
-        seconds = _time_means(sizes, planned.scores_together, ranks, self.cluster)
+        # The moments travel with the first outputs.
+        moments = count_moments(planned.run, architecture, ranks) or 0
+        sizes[0] += moments * architecture.itemsize
+        seconds = _time_means(sizes, scores_together(planned), ranks, self.cluster)
         if architecture.batch_norms:
             passes.append(planned.sampled)
         flops = sum(passes) * forward_flops(architecture, 1) / ranks
@@ -189,7 +206,9 @@ class _TimedEvaluations:
         if members > 1:
             weights = count_bytes(architecture.parameters, architecture.lengths)
             seconds += (members - 1).bit_length() * weights * cluster.inside.seconds_per_byte
-        if planned.plan.on_one or planned.ranks == 1:
+        alone = planned.plan.on_one or planned.ranks == 1
+        # Each rank passes all examples through most layers, as a rank alone does.
+        if alone or planned.plan.summed:
             values = count_values(architecture, passes)
             seconds += cluster.evaluate_alone(float(flops) / members, values / members)
         else:

@@ -155,16 +155,21 @@ class MeanOverRanks:
         copy_from_host(means, targets)
 
 
-def average_together(tensors: Sequence[torch.Tensor], communicator: Communicator) -> None:
+def average_together(
+    tensors: Sequence[torch.Tensor],
+    communicator: Communicator,
+    sums: Sequence[torch.Tensor] = (),
+) -> None:
     """Average flat tensors in host memory over all ranks, in place, with the bits of one mean
-    after the other. Their messages travel at the same time."""
+    after the other, and add up those of ``sums``. Their messages travel at the same time."""
     if communicator.size == 1:
         return
     moving = _Moving(communicator)
     count = 0
-    for flat in tensors:
+    for number, flat in enumerate([*tensors, *sums]):
+        divides = number < len(tensors)
         for part in ring.segments(flat.numel(), flat.element_size(), communicator.size):
-            moving.put(Segment(flat[part], None, 0, count % _TAGS, communicator))
+            moving.put(Segment(flat[part], None, 0, count % _TAGS, communicator, divides))
             count += 1
     moving.finish(calls=ring.CALLS * -(-count // ring.SEGMENTS_AT_ONCE))
 

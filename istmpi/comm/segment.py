@@ -27,8 +27,11 @@ class Segment:
         key: int,
         tag: int,
         communicator: Communicator,
+        divides: bool = True,
     ):
+        """``divides``: False for a sum in place of the mean; it has no codec."""
         self._communicator = communicator
+        self._divides = divides
         self._tag = tag
         flat = values.detach()
         parts = ring.chunks(len(flat), communicator.size)
@@ -74,7 +77,8 @@ class Segment:
             yield self._pass_on(chunks[(rank - step) % ranks], arriving[: len(chunk)])
             chunk += arriving[: len(chunk)]
         # Every chunk was added in the order of the ring, alike in each run (decision 15).
-        chunks[rank] /= ranks
+        if self._divides:
+            chunks[rank] /= ranks
         for step in range(ranks - 1):
             yield self._pass_on(chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks])
 
@@ -125,7 +129,8 @@ class Segment:
         for peer in others[1:]:
             total += arriving[peer]
         chunks[rank] += total
-        chunks[rank] /= ranks
+        if self._divides:
+            chunks[rank] /= ranks
         yield self._exchange_all(dict.fromkeys(others, chunks[rank]), chunks_of_others)
 
     def _short_encoded_exchanges(

@@ -12,6 +12,11 @@ ranks.
 Whole weights are gathered on all ranks, which divide the examples, or *on one*: rank 0 passes all
 examples, and the others wait. This sends a P-th of the bytes, and takes longer than a division of
 the examples. So it is chosen if its products take little time (`FLOPS_OF_ONE`).
+
+*Summed* units stay with their owners, too: if they are those of the last hidden layer, a rank needs
+no other rank's units, and ranks add up the outputs. All ranks pass all examples, once
+(`istmpi.cost.summed_units`). Ranks do so if the busiest line then has fewer bytes: weights on their
+way to rank 0 fill its line, and sums fill the lines of all ranks.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -20,7 +25,9 @@ from fractions import Fraction
 
 from istmpi.config import Run
 from istmpi.cost.counts import Amount
+from istmpi.cost.evaluation_plan import EvaluationPlan
 from istmpi.cost.run_cost import phase_costs
+from istmpi.cost.summed_units import prefer_summed_units
 from istmpi.cost.whole_graph import unitwise, whole_graph_bytes
 from istmpi.engine.layout import Owners
 from istmpi.engine.lengths import Number
@@ -52,25 +59,6 @@ class Weights:
     """Bytes that each rank lacks and gets if these weights are gathered, its own rows included."""
 
 
-@dataclass(frozen=True)
-class EvaluationPlan:
-    """The parameters that are sharded in an evaluation, the bytes of all others, and the bytes that
-    ranks send."""
-
-    sharded: frozenset[str]
-    gathered_bytes: int
-    sent: int
-    """Bytes that all ranks send; if ranks have their own examples, only the bytes of gathered
-    weights."""
-    sums: int | None = None
-    """The part of these bytes that brings the sums of a score together; None if there are others
-    that depend on the examples."""
-    by_units: bool = False
-    """True for a graph if each layer's units are spread over the ranks."""
-    on_one: bool = False
-    """True if rank 0 alone gathers the weights, and passes all examples."""
-
-
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int, local: bool) -> Amount:
     """Return the bytes of gradients and activations, which are free on every rank during an
     evaluation, or `ALWAYS_FREE` if they are fewer, or if all weights need no more.
@@ -100,13 +88,15 @@ def evaluation_plan(
     on_one: bool = False,
     present: Collection[str] = (),
     numbers: int = 3,
+    at_once: int = 0,
 ) -> EvaluationPlan:
     """Plan an evaluation.
 
     ``room``: bytes for gathered weights. ``passes``: the examples of each pass. ``local``: ranks
     have their own examples. ``spread``: a sharded head sends only its highest outputs, and in the
     first pass (calibration) nothing. ``on_one``: rank 0 may score alone. ``present``: weights that
-    every rank has anyway. ``numbers``: the sums of a score, over which ranks add up.
+    every rank has anyway. ``numbers``: the sums of a score, over which ranks add up. ``at_once``:
+    the examples of the sample and those scored, if they may be passed together; 0 if not.
     """
     sizes = _list_sizes(architecture)
     if unitwise(architecture) and architecture.nodes[1] and ranks > 1 and not local:
@@ -118,7 +108,8 @@ def evaluation_plan(
     missing_bytes = {name: nbytes for name, nbytes in sizes.items() if name not in present}
     fits = ranks > 1 and not local and whole <= room
     if on_one and fits and _pays_on_one(architecture, passes, missing_bytes):
-        return _plan_on_one(architecture, ranks, missing_bytes, whole, totals)
+        alone = _plan_on_one(architecture, ranks, missing_bytes, whole, totals)
+        return prefer_summed_units(alone, architecture, ranks, sizes, missing_bytes, at_once)
     return _plan_on_all(
         architecture, ranks, room, passes, sizes, missing_bytes, totals, local=local, spread=spread
     )

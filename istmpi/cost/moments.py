@@ -1,4 +1,4 @@
-"""Counts the bytes that bring the moments of subnets side by side together for a save."""
+"""Counts the moments of subnets side by side, which ranks add up with the outputs of a pass."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,9 @@ from istmpi.engine.partition import Partition
 from istmpi.network.architecture import Architecture
 
 
-def moments_bytes(run: Run, architecture: Architecture, ranks: int) -> int | None:
-    """Return the bytes that all ranks send each other for the moments of their subnets' batch
-    normalisations (`istmpi.evaluation.moments`); None if deals decide which of them a subnet has.
-    """
+def count_moments(run: Run, architecture: Architecture, ranks: int) -> int | None:
+    """Return the number of values in the moments of all subnets' batch normalisations
+    (`istmpi.evaluation.moments`); None if deals decide which of them a subnet has."""
     layers = architecture.batch_norms
     spec = find_method_spec(run.method.name)
     if not layers or ranks == 1 or not spec.groups(run, architecture):
@@ -25,7 +24,7 @@ def moments_bytes(run: Run, architecture: Architecture, ranks: int) -> int | Non
     units = 0
     for units_of_layers in count_units_by_subnet(architecture, deal):
         units += sum(units_of_layers.values())
-    return (ranks - 1) * 2 * units * architecture.itemsize
+    return 2 * units
 
 
 def count_units_by_subnet(architecture: Architecture, deal: Partition) -> list[dict[str, int]]:

@@ -18,11 +18,13 @@ def windows_together(batch: int, logits: int) -> int:
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
-def pass_bytes(run: Run, architecture: Architecture, ranks: int, gathers: bool = False) -> Amount:
+def pass_bytes(
+    run: Run, architecture: Architecture, ranks: int, gathers: bool = False, at_once: int = 0
+) -> Amount:
     """Return the least bytes of a pass: examples or graph, and what its widest product needs.
 
     ``gathers``: True if the outputs of layers are gathered, because each rank has some of their
-    rows.
+    rows. ``at_once``: the examples of a single pass, if an evaluation has but one.
     """
     if architecture.nodes[1]:
         return whole_graph_bytes(architecture, ranks)
@@ -38,7 +40,7 @@ def pass_bytes(run: Run, architecture: Architecture, ranks: int, gathers: bool =
     sampled = 0
     if architecture.batch_norms:
         sampled = calibration_examples(run, architecture, ranks)
-    examples = max(batch, -(-sampled // ranks))
+    examples = max(batch, -(-sampled // ranks), at_once)
     # An example whose rows are looked up has their numbers, in place of its shape's values.
     inputs = sum(operator.lookups for operator in architecture.operators)
     numbers = (inputs or prod(architecture.example_shape)) + widest

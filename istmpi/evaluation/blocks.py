@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
-from istmpi.evaluation.moments import gather_moments
+from istmpi.evaluation.moments import pack_moments, unpack_moments
 from istmpi.network.added import clear, find_added
 from istmpi.network.architecture import Architecture, Scale
 from istmpi.network.leaves import prepare
@@ -171,7 +171,9 @@ class SharedBlocks:
         """True if the subnets have weights."""
         self.moments: dict[str, Moments] = {}
         """Mean and variance of the units of batch normalisations: of the subnets here as last
-        calibrated, or of all subnets as loaded."""
+        calibrated, or of all subnets as loaded or as ranks have told them."""
+        self._tells_moments = False
+        """True if the next message brings the moments of this calibration to all ranks."""
 
     def _list_numbers(self, rank: int) -> Sequence[int]:
         """Return the numbers of the subnets that a rank builds."""
@@ -195,25 +197,28 @@ class SharedBlocks:
         self.moments = {}
         for name, layer in layers.items():
             self.moments[name] = map_tensors(torch.Tensor.cpu, layer.moments)
+        self._tells_moments = bool(self.architecture.batch_norms)
 
     def collect_moments(self) -> dict[str, Moments]:
         """Return the moments of all subnets on every rank; None for a layer that no pass called.
-        Collective if the network has batch normalisations."""
-        network = self.architecture
-        if not network.batch_norms:
-            return {}
-        by_subnet = count_units_by_subnet(network, self.deal)
-        units_by_rank = []
-        for rank in range(self.communicator.size):
-            units = {}
-            for number in self._list_numbers(rank):
-                for name, units_of_layer in by_subnet[number].items():
-                    units[f"{number}/{name}"] = units_of_layer
-            units_by_rank.append(units)
-        return gather_moments(self.moments, units_by_rank, network.dtype, self.communicator)
+        Collective if no pass has followed the calibration."""
+        if self._tells_moments:
+            self.add_up_together([])
+        return self.moments
+
+    @cached_property
+    def _units(self) -> dict[str, int]:
+        """The units of each batch normalisation of each subnet, by SUBNET/NAME."""
+        units = {}
+        for number, layers in enumerate(count_units_by_subnet(self.architecture, self.deal)):
+            for name, units_of_layer in layers.items():
+                units[f"{number}/{name}"] = units_of_layer
+        return units
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
         self._take_weights()
+        if moments is not self.moments:
+            self._tells_moments = False
         self.moments = dict(moments)
         for name, layer in self.module.layers.items():
             layer.moments = map_tensors(lambda values: values.to(self.device), moments[name])
@@ -241,12 +246,20 @@ class SharedBlocks:
 
     def add_up_together(self, outputs: Sequence[Outputs]) -> list[Outputs]:
         """Return the sums over ranks of the outputs of several passes; their messages travel at
-        the same time. Collective."""
+        the same time, with the moments of a calibration before. Collective."""
         # A mean sends less than a sum, which gathers all ranks' outputs everywhere.
         factor = self.counts * self.communicator.size
         tensors = [tensor for output in outputs for tensor in list_tensors(output)]
         flats = [(tensor * factor).reshape(-1).cpu() for tensor in tensors]
-        average_together(flats, self.communicator)
+        packed = []
+        if self._tells_moments:
+            moments = pack_moments(self.moments, self._units, self.architecture.dtype)
+            # A mean would round what only one rank has.
+            packed.append(moments * self.counts)
+        average_together(flats, self.communicator, sums=packed)
+        if packed:
+            self.moments = unpack_moments(packed[0], self._units)
+            self._tells_moments = False
         in_order = iter(flats)
 
         def place(tensor: torch.Tensor) -> torch.Tensor:

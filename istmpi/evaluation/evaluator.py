@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
+import numpy as np
+import torch
+
+from istmpi.data.batch import Batch
+from istmpi.data.dataset import Split
 from istmpi.engine.partition import Partition
 from istmpi.evaluation.blocks import SIDE_BY_SIDE, SharedBlocks, ValuesOf
-from istmpi.evaluation.choosing import Part, Scored, pass_on_one, pass_subnets
+from istmpi.evaluation.choosing import (
+    Part,
+    Scored,
+    Tally,
+    pass_on_one,
+    pass_subnets,
+    require_finite,
+)
 from istmpi.evaluation.fitting import choose_loss, fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.likelihood import choose_network
 from istmpi.evaluation.logits import Logits
 from istmpi.evaluation.measuring import Measuring
-from istmpi.evaluation.planning import may_keep_logits
-from istmpi.evaluation.sample import choose_fitted_rows
+from istmpi.evaluation.sample import choose_fitted_rows, may_keep_logits
 from istmpi.evaluation.score import Score
+from istmpi.evaluation.together import keeps_logits, scores_together
 
 Then = tuple[str, bool] | None
 """The arguments of `Evaluator.score`, if it follows."""
@@ -24,7 +36,7 @@ class Evaluator(Measuring):
     """Scores a full network in a form, and fits numbers to it. Every method is collective."""
 
     _kept: Logits | None = None
-    """The subnets' logits by which the form was chosen, until weights may have changed."""
+    """Logits of a pass that took messages, for a temperature, until weights may have changed."""
     _scored: Scored | None = None
     """A score that the choice of the form has left, until weights may have changed."""
 
@@ -35,12 +47,52 @@ class Evaluator(Measuring):
         scored = self._scored
         if scored and (scored.split, scored.details) == (split, details):
             return scored.tally.score(self.form)
+        if self.plan.summed:
+            return self._score_at_once(split, details)
+        # A save of the network follows the evaluation that has details.
+        if details and self.network is self._blocks and keeps_logits(self.planned):
+            return self._score_subnets_with_sample(self._blocks, split)
         self.calibrate()
         score = self.measure(split, details=details)
         # A network of several ranks may be large.
         if not self.network.on_one:
             self.network.release()
         return score
+
+    def _score_at_once(self, split: str, details: bool) -> Score:
+        """Calibrate and score in a single pass, whose sums travel in one message. Collective.
+
+        The sample's logits are kept for a temperature."""
+        examples = self._dataset.splits[split]
+        scored = self._load_batch(examples, self._passing.choose_rows(examples))
+        sample = None
+        inputs = [*scored.inputs]
+        sampled = 0
+        if self.planned.passes_sample:
+            sample = self._load_batch(self._dataset.train, self._sample())
+            inputs = [torch.cat(pair) for pair in zip(sample.inputs, scored.inputs, strict=True)]
+            sampled = len(inputs[0]) - len(scored.inputs[0])
+        outputs = self._merged.pass_at_once(inputs, sampled)
+        self._merged.release()
+        if sample and self._dataset.scoring.one_class:
+            self._kept = Logits("train", self._dataset.outputs)
+            self._kept.add(outputs[:sampled], sample)
+        totals = self._make_totals(details)
+        sums = self._passing.add_up(lambda *_: outputs[sampled:], [scored], totals)
+        require_finite(sums)
+        return totals.score(sums, self.form)
+
+    def _score_subnets_with_sample(self, subnets: SharedBlocks, split: str) -> Score:
+        """Calibrate and score subnets with details, and keep the sample's logits for a temperature.
+        Outputs for the sample and for the scored examples travel together. Collective."""
+        self.calibrate()
+        self._keep_logits("train")
+        _, tally = self._pass_subnets(subnets, self._list_parts(split, details=True))
+        subnets.release()
+        return tally.score(self.form)
+
+    def _load_batch(self, split: Split, rows: np.ndarray) -> Batch:
+        return split.batch(rows).to(self._merged.device, self._architecture.dtype)
 
     def release(self) -> None:
         """Free the memory of loaded weights, which are out of date after a round."""
@@ -90,7 +142,7 @@ class Evaluator(Measuring):
 
         The full network stays loaded and calibrated if it wins, for its weights take most bytes.
         """
-        if then and self.planned.scores_together:
+        if then and scores_together(self.planned):
             return self._choose_and_score(subnets, *then)
         blocks = self._score_of_form(subnets)
         subnets.release()
@@ -102,6 +154,21 @@ class Evaluator(Measuring):
         self._is_calibrated = form == "merged"
         return form
 
+    def _list_parts(self, split: str, details: bool) -> list[Part]:
+        """Return the sample, and the scored examples of a split."""
+        examples = self._dataset.splits[split]
+        scored = [*self._own_batches(examples, self._passing.choose_rows(examples))]
+        return [
+            Part([*self._own_batches(self._dataset.train, self._sample())]),
+            Part(scored, details),
+        ]
+
+    def _pass_subnets(self, subnets: SharedBlocks, parts: Sequence[Part]) -> list[Tally]:
+        """Return the tallies of subnets on parts; the sink takes the first logits. Collective."""
+        tallies = pass_subnets(self._passing, subnets, parts, self._make_totals, self._sink)
+        self._sink = None
+        return tallies
+
     def _name_better(self, blocks: float, merged: float) -> str:
         """Return the form of the better score; release the full network if it has the other."""
         if not self._dataset.scoring.higher_is_better:
@@ -109,6 +176,8 @@ class Evaluator(Measuring):
         if blocks > merged:
             self._merged.release()
             return "blocks"
+        # They are those of the subnets.
+        self._kept = None
         return "merged"
 
     def _choose_and_score(self, subnets: SharedBlocks, split: str, details: bool) -> str:
@@ -118,14 +187,8 @@ class Evaluator(Measuring):
         self.network = subnets
         self.calibrate()
         self._keep_logits("train")
-        examples = self._dataset.splits[split]
-        scored = [*self._own_batches(examples, self._passing.choose_rows(examples))]
-        parts = [
-            Part([*self._own_batches(self._dataset.train, self._sample())]),
-            Part(scored, details),
-        ]
-        blocks = pass_subnets(self._passing, subnets, parts, self._make_totals, self._sink)
-        self._sink = None
+        parts = self._list_parts(split, details)
+        blocks = self._pass_subnets(subnets, parts)
         blocks_score = blocks[0].score("blocks").score
         subnets.release()
         self.network = self._merged
@@ -169,14 +232,14 @@ class Evaluator(Measuring):
         calibration.
         """
         logits = self._kept
-        if logits is None or logits.split != split or self.network is self._merged:
+        if logits is None or logits.split != split:
             logits = self._pass_for_logits(split)
-        if not self.network.computes:
+        if self._adds_up and not self.network.on_one or self._dataset.labels_on is not None:
+            return fit_temperature(*logits.join(), self._sum_over_ranks)
+        # Rank 0 has all logits, and other ranks need no temperature.
+        if self._communicator.rank:
             return 1.0
-        add_up = self._sum_over_ranks
-        if self.network.on_one:
-            add_up = _return_as_it_is  # rank 0 has all logits
-        return fit_temperature(*logits.join(), add_up)
+        return fit_temperature(*logits.join(), _return_as_it_is)
 
     def _pass_for_logits(self, split: str) -> Logits:
         # If the weights were released, their moments are still right.

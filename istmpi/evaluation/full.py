@@ -7,7 +7,7 @@ each pass. `istmpi.cost.evaluation` chooses the sharded leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 from istmpi.comm import Communicator
+from istmpi.cost.evaluation_plan import SummedUnits
 from istmpi.devices import HOST
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.exchanges import OwnExamples, SameExamples
 from istmpi.evaluation.spread_units import spread_units
+from istmpi.evaluation.summed_units import UnitSums
 from istmpi.network.architecture import Architecture
 from istmpi.network.leaves import Leaf, find_leaves, prepare
 from istmpi.network.norms import Calibrated, average, calibrating, compute_moments
@@ -45,6 +47,8 @@ class _Built:
     """A function that computes moments in a calibration (`istmpi.network.norms.calibrating`)."""
     exchange: OwnExamples | None = None
     """The exchange, if each rank passes its own examples."""
+    sums: UnitSums | None = None
+    """The exchange, if ranks add up what their units contribute to the outputs."""
 
 
 class FullNetwork:
@@ -57,6 +61,8 @@ class FullNetwork:
 
     _loaded = False
     """True while the module has weights."""
+    _calibrating = False
+    _built: _Built | None = None
 
     def __init__(
         self,
@@ -69,19 +75,21 @@ class FullNetwork:
         by_units: bool = False,
         device: torch.device = HOST,
         on_one: bool = False,
+        summed: SummedUnits | None = None,
     ):
         """``spread``: each rank keeps its outputs (`labels`) of a sharded head.
 
         ``by_units``: for a graph, each rank has some units of each layer
         (`istmpi.evaluation.spread_units`). ``device``: the network's device. A sharded network, or
         a network for a graph, is on the host. ``on_one``: rank 0 alone gathers the weights, and
-        passes all examples.
+        passes all examples. ``summed``: the units whose contributions ranks add up.
         """
         self._of_graph = architecture.nodes[1] > 0
         self.device = device
         if sharded or by_units or self._of_graph:
             self.device = HOST
         self._by_units = by_units
+        self._summed = summed
         self._architecture = architecture
         self._store = store
         self._communicator = communicator
@@ -93,8 +101,6 @@ class FullNetwork:
             self._spread = self._find_spread_head()
         self.on_one = on_one
         """True if rank 0 alone has the weights, and passes all examples."""
-        self._calibrating = False
-        self._built: _Built | None = None
         self.moments: Moments = {}
         """Mean and variance of normalisations' units, on ranks that compute."""
 
@@ -170,8 +176,18 @@ class FullNetwork:
         """
         self.calibrate_by(lambda: call(self.module, inputs))
 
-    def calibrate_by(self, run: Callable[[], object]) -> None:
-        """Load the stores' weights, and calibrate while ``run`` passes a batch.
+    def pass_at_once(self, inputs: Sequence[torch.Tensor], sampled: int) -> Outputs:
+        """Load the stores' weights, calibrate on the first ``sampled`` examples of ``inputs``, and
+        return the outputs of all examples with these moments. Collective.
+
+        The network must be one whose ranks add up the contributions of their units."""
+        outputs: list[Outputs] = []
+        self.calibrate_by(lambda: outputs.append(call(self.module, tuple(inputs))), sampled)
+        return outputs.pop()
+
+    def calibrate_by(self, run: Callable[[], object], sampled: int | None = None) -> None:
+        """Load the stores' weights, and calibrate while ``run`` passes a batch, on its first
+        ``sampled`` examples as `pass_at_once` does.
 
         The normalisations' moments become those of the batch. Collective. If `shares_examples`,
         moments are over all ranks' batches: in each layer, ranks wait to add up their sums.
@@ -182,6 +198,8 @@ class FullNetwork:
         if not self.computes:
             return
         self._calibrating = True
+        if built.sums:
+            built.sums.begin_calibration(sampled)
         if built.exchange:
             built.exchange.moments.clear()
         try:
@@ -189,6 +207,8 @@ class FullNetwork:
                 run()
         finally:
             self._calibrating = False
+            if built.sums:
+                built.sums.end_calibration()
         if built.exchange:
             built.exchange.finish()
             # This rank may have skipped a layer, if the network branches on values.
@@ -282,6 +302,9 @@ class FullNetwork:
         if self._by_units:
             spread_units(module, architecture, store, self._communicator, self._sharded)
             return _Built(module, scale, gathered, compute_moments)
+        if self._summed:
+            sums = self._sum_over_units(module, self._summed)
+            return _Built(module, scale, gathered, sums.compute_moments, sums=sums)
         shared = self.shares_examples and self._communicator.size > 1 and architecture.batch_norms
         if self._local_examples or shared:
             exchange = OwnExamples(store, self._communicator)
@@ -290,6 +313,21 @@ class FullNetwork:
             return _Built(module, scale, gathered, moments, exchange)
         self._replace_leaves(module, SameExamples(store, self._communicator))
         return _Built(module, scale, gathered, compute_moments)
+
+    def _sum_over_units(self, module: nn.Module, units: SummedUnits) -> UnitSums:
+        """Make the last two leaves of a module compute with this rank's units."""
+        architecture = self._architecture
+        paths = (units.hidden, units.outputs)
+        leaves = find_leaves(module, {path: architecture.leaves[path] for path in paths})
+        sums = UnitSums(
+            self._store,
+            self._communicator,
+            hidden=leaves[units.hidden],
+            outputs=leaves[units.outputs],
+            norm=architecture.batch_norm_layers(module).get(units.group),
+        )
+        sums.replace_leaves()
+        return sums
 
     def _replace_leaves(self, module: nn.Module, exchange: OwnExamples | SameExamples) -> None:
         """Make the sharded leaves of a module exchange weights or outputs."""

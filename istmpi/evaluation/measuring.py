@@ -91,6 +91,7 @@ class Measuring:
             by_units=self.plan.by_units,
             device=with_room(device, nbytes),
             on_one=self.plan.on_one,
+            summed=self.plan.summed,
         )
 
     def _make_totals(self, details: bool) -> PointTotals:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from istmpi.cost.moments import count_moments
 from istmpi.cost.one_round import flushed_bytes
 from istmpi.data.graph.split import GraphSplit
 from istmpi.evaluation.further import has_area
-from istmpi.evaluation.planning import Evaluations, may_keep_logits
+from istmpi.evaluation.planning import Evaluations
+from istmpi.evaluation.sample import may_keep_logits
+from istmpi.evaluation.together import keeps_logits, scores_together
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ def plan_evaluations(evaluations: Evaluations) -> Planned:
 
     The bytes are not known for other sizes of images, for local data that a sharded layer's rows
     travel to, and where `istmpi.cost.one_round.flushed_bytes` does not know them; for subnets side
-    by side neither with several outputs, sharded layers, graphs or a validation split.
+    by side neither with several outputs, sharded layers, graphs, a validation split, nor with
+    blocks that are redealt.
     """
     count = len(evaluations.rounds)
     unknown = Planned(every=evaluations.every, count=count, sent=None, least=None)
@@ -43,15 +47,18 @@ def plan_evaluations(evaluations: Evaluations) -> Planned:
     if evaluations.form == "merged":
         sent = flushed + count * plan.sent + details
         return replace(unknown, sent=sent, least=sent)
-    if not evaluations.knows_outputs:
+    moments = count_moments(evaluations.run, evaluations.architecture, evaluations.ranks)
+    if not evaluations.knows_outputs or moments is None:
         return unknown
     blocks = count * _count_side_by_side(evaluations)
     if evaluations.data.labels_on is not None:
         blocks += details
+    if keeps_logits(evaluations):
+        blocks += _count_added_up(evaluations, evaluations.sampled)
     if evaluations.form != "best":
         return replace(unknown, sent=flushed + blocks, least=flushed + blocks)
     assert plan.sums is not None, "there are no sharded layers"
-    if evaluations.scores_together:
+    if scores_together(evaluations):
         both = flushed + count * _count_both(evaluations)
         return _add_details(replace(unknown, sent=both, least=both), evaluations)
     # The full network stays loaded if it wins.
@@ -81,7 +88,7 @@ def _add_details(planned: Planned, evaluations: Evaluations) -> Planned:
 def _count_side_by_side(evaluations: Evaluations) -> int:
     """Return the bytes that all ranks send to score subnets side by side."""
     ranks = evaluations.ranks
-    passed = _count_passed(evaluations, evaluations.scored)
+    passed = _count_passed(evaluations, evaluations.scored) + _count_moments(evaluations)
     if evaluations.data.labels_on is None:
         return passed
     # One rank has the labels, and tells the others its sums.
@@ -92,7 +99,8 @@ def _count_choice(evaluations: Evaluations) -> int:
     """Return the bytes to score the full network and the subnets side by side on the sample."""
     # Rank 0 tells the others both scores.
     scores = (evaluations.ranks - 1) * 2 * 8
-    return _count_passed(evaluations, evaluations.sampled) + evaluations.plan.sent + scores
+    passed = _count_passed(evaluations, evaluations.sampled) + _count_moments(evaluations)
+    return passed + evaluations.plan.sent + scores
 
 
 def _count_both(evaluations: Evaluations) -> int:
@@ -102,20 +110,32 @@ def _count_both(evaluations: Evaluations) -> int:
     # Rank 0 tells the others its sums of both, and the subnets' score.
     sums = plan.sums + (evaluations.ranks - 1) * 8
     examples = evaluations.sampled + evaluations.scored
-    return _count_passed(evaluations, examples) + plan.sent + sums
+    return _count_passed(evaluations, examples) + _count_moments(evaluations) + plan.sent + sums
+
+
+def _count_moments(evaluations: Evaluations) -> int:
+    """Return the bytes of subnets' moments, which all ranks add up with the outputs of a pass."""
+    moments = count_moments(evaluations.run, evaluations.architecture, evaluations.ranks)
+    assert moments is not None, "deals are known"
+    return 2 * (evaluations.ranks - 1) * moments * evaluations.architecture.itemsize
 
 
 def _count_passed(evaluations: Evaluations, examples: int) -> int:
     """Return the bytes that all ranks send to load subnets side by side, and to add up their
     outputs for so many examples."""
     others = evaluations.ranks - 1
-    # Ranks add up outputs round a ring.
-    sent = 2 * others * evaluations.count_output_bytes(examples)
+    sent = _count_added_up(evaluations, examples)
     architecture = evaluations.architecture
     for name in evaluations.list_lacking():
         parameter = architecture.parameters[name]
         sent += others * parameter.size(architecture.lengths) * parameter.itemsize
     return sent
+
+
+def _count_added_up(evaluations: Evaluations, examples: int) -> int:
+    """Return the bytes that all ranks send to add up outputs for so many examples."""
+    # Ranks add up round a ring, or send as many bytes straight.
+    return 2 * (evaluations.ranks - 1) * evaluations.count_output_bytes(examples)
 
 
 def count_calibration_bytes(evaluations: Evaluations) -> int | None:
@@ -128,12 +148,17 @@ def count_calibration_bytes(evaluations: Evaluations) -> int | None:
     # Only one rank has labels, and adds up slopes with the others.
     if data.labels_on is not None:
         return None
-    if form in ("merged", "best") and not evaluations.plan.on_one:
+    plan = evaluations.plan
+    # The only pass of the evaluation has left its logits.
+    has_logits = plan.on_one or plan.summed is not None
+    if form in ("merged", "best") and not has_logits:
         return None
     if form == "merged":
         return 0
     if not evaluations.knows_outputs:
         return None
+    if keeps_logits(evaluations):
+        return 0
     if form != "best":
         return _count_passed(evaluations, evaluations.sampled)
     # The pass that chose the form has left its logits.

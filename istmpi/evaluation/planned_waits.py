@@ -6,13 +6,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from istmpi.comm import ring
-from istmpi.cost.evaluation import EvaluationPlan
+from istmpi.cost.evaluation_plan import EvaluationPlan
+from istmpi.cost.moments import count_moments
+from istmpi.cost.summed_units import count_summed
 from istmpi.cost.waits import UnknownWaits, Waits, count_flush_waits, divide_by_method
 from istmpi.data.dataset import Dataset
 from istmpi.engine.buckets import divide_into_buckets
 from istmpi.evaluation.further import has_area
 from istmpi.evaluation.halvings import count_sums_of_temperature
-from istmpi.evaluation.planning import Evaluations, may_keep_logits
+from istmpi.evaluation.planning import Evaluations
+from istmpi.evaluation.sample import may_keep_logits
+from istmpi.evaluation.together import keeps_logits, scores_together
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import MultiLabel, OwnTask
 
@@ -38,10 +42,15 @@ def plan_evaluation_waits(evaluations: Evaluations) -> Waits:
         return Waits(calls=calls, least=calls)
     _require_outputs(evaluations)
     batches = evaluations.list_batches(evaluations.scored)
-    subnets = count * _count_subnets(evaluations, batches)
+    moments = _count_moments(evaluations)
+    subnets = count * _count_subnets(evaluations, batches, moments)
+    if keeps_logits(evaluations):
+        # The outputs for the sample travel with those of the last evaluation.
+        subnets += _count_means(evaluations, [evaluations.sampled, *batches], moments)
+        subnets -= _count_means(evaluations, batches, moments)
     if evaluations.form != "best":
         return Waits(calls=flushes + subnets, least=flushes + subnets)
-    if evaluations.scores_together:
+    if scores_together(evaluations):
         calls = flushes + count * _count_both(evaluations)
         return Waits(calls=calls + area, least=calls)
     calls = flushes + count * _count_choice(evaluations)
@@ -105,6 +114,10 @@ def _count_merged(evaluations: Evaluations, present: Collection[str]) -> int:
     rank, calibrate it, and score it."""
     architecture = evaluations.architecture
     plan = evaluations.plan
+    if plan.summed:
+        numbers = count_summed(architecture, plan.summed, plan.at_once)
+        sums = ring.count_calls_together([numbers], architecture.itemsize, evaluations.ranks)
+        return _count_load(architecture, plan, present) + sums
     passes = len(evaluations.list_batches(evaluations.scored))
     if architecture.batch_norms:
         passes += 1
@@ -156,20 +169,33 @@ def _count_area(evaluations: Evaluations) -> int:
     return _CALLS_OF_AREA
 
 
-def _count_subnets(evaluations: Evaluations, batches: Iterable[int]) -> int:
+def _count_subnets(evaluations: Evaluations, batches: Iterable[int], moments: int) -> int:
     """Return the calls that load subnets side by side, and add up their outputs for batches of so
-    many examples, one after the other."""
+    many examples, one after the other; with the outputs of the first, ``moments`` values."""
     calls = _count_load_of_subnets(evaluations)
     for examples in batches:
-        calls += _count_means(evaluations, [examples])
+        calls += _count_means(evaluations, [examples], moments)
+        moments = 0
     return calls
 
 
-def _count_means(evaluations: Evaluations, batches: Iterable[int]) -> int:
-    """Return the calls that add up the outputs of subnets for some batches at once."""
+def _count_means(evaluations: Evaluations, batches: Iterable[int], moments: int) -> int:
+    """Return the calls that add up the outputs of subnets for some batches, and ``moments`` values,
+    at once."""
     architecture = evaluations.architecture
-    outputs = [examples * architecture.numbers for examples in batches]
-    return ring.count_calls_together(outputs, architecture.itemsize, evaluations.ranks)
+    numbers = [examples * architecture.numbers for examples in batches]
+    if moments:
+        numbers.append(moments)
+    return ring.count_calls_together(numbers, architecture.itemsize, evaluations.ranks)
+
+
+def _count_moments(evaluations: Evaluations) -> int:
+    """Return the values of all subnets' moments. Raises UnknownWaits if deals decide their
+    number."""
+    moments = count_moments(evaluations.run, evaluations.architecture, evaluations.ranks)
+    if moments is None:
+        raise UnknownWaits("blocks that are redealt")
+    return moments
 
 
 def _count_load_of_subnets(evaluations: Evaluations) -> int:
@@ -180,7 +206,8 @@ def _count_load_of_subnets(evaluations: Evaluations) -> int:
 def _count_choice(evaluations: Evaluations) -> int:
     """Return the calls to score the full network and the subnets side by side on the sample."""
     present = evaluations.list_present(evaluations.run)
-    subnets = _count_subnets(evaluations, evaluations.list_batches(evaluations.sampled))
+    batches = evaluations.list_batches(evaluations.sampled)
+    subnets = _count_subnets(evaluations, batches, _count_moments(evaluations))
     # Rank 0 tells the others both scores.
     return subnets + _count_merged(evaluations, present) + 1
 
@@ -189,7 +216,8 @@ def _count_both(evaluations: Evaluations) -> int:
     """Return the calls to score both forms on the sample and on the scored examples at once."""
     present = evaluations.list_present(evaluations.run)
     calls = _count_load_of_subnets(evaluations)
-    calls += _count_means(evaluations, [evaluations.sampled, evaluations.scored])
+    examples = [evaluations.sampled, evaluations.scored]
+    calls += _count_means(evaluations, examples, _count_moments(evaluations))
     return calls + _count_merged(evaluations, present)
 
 
@@ -204,11 +232,13 @@ def count_temperature_waits(evaluations: Evaluations, form: str) -> int:
     batches = evaluations.list_batches(sampled)
     if form != "merged":
         _require_outputs(evaluations)
-        # The pass that chose the form has left its logits.
-        if evaluations.form == "best" and may_keep_logits(sampled, evaluations.data.outputs):
+        # A pass of the evaluation has left its logits.
+        chosen = evaluations.form == "best" and may_keep_logits(sampled, evaluations.data.outputs)
+        if chosen or keeps_logits(evaluations):
             return 0
-        return _count_subnets(evaluations, batches)
-    if plan.on_one:
+        # The evaluation has told all ranks the moments.
+        return _count_subnets(evaluations, batches, moments=0)
+    if plan.on_one or plan.summed:
         return 0
     architecture = evaluations.architecture
     if len(architecture.table.output_names) > 1 or evaluations.is_graph:

@@ -20,19 +20,15 @@ from istmpi.cost.calibration import (
     rounds_flops,
 )
 from istmpi.cost.counts import Amount
-from istmpi.cost.evaluation import (
-    FLOPS_A_BYTE,
-    EvaluationPlan,
-    evaluation_memory,
-    evaluation_plan,
-)
+from istmpi.cost.evaluation import FLOPS_A_BYTE, evaluation_memory, evaluation_plan
+from istmpi.cost.evaluation_plan import EvaluationPlan
 from istmpi.cost.passing import pass_bytes, windows_together
 from istmpi.cost.run_cost import phase_costs
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
 from istmpi.engine.lengths import Number
 from istmpi.evaluation.further import count_further
-from istmpi.evaluation.sample import count_scored
+from istmpi.evaluation.sample import count_scored, may_keep_logits
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import MultiLabel, OwnTask
 
@@ -41,11 +37,6 @@ SHARE = Fraction(15, 100)
 take by default. The last round is evaluated in any case."""
 MOST = 10
 """The most evaluations of a run by default."""
-MOST_KEPT = 2**18
-"""The most logits that stay in the memory from an evaluation to a save: 2 MB."""
-TOGETHER_BYTES = 2**17
-"""The most bytes of outputs that subnets add up before it is known that they are needed: a line of
-10 Mbit/s carries them in the time of a round trip of 0.1 s."""
 
 
 def choose_form(run: Run) -> str:
@@ -70,11 +61,6 @@ def divide(batch: int, data: Dataset, length: int, ranks: int = 1) -> Iterator[n
         batch = windows_together(batch, outputs)
     for first in range(0, length, max(batch, 1)):
         yield np.arange(first, min(first + batch, length))
-
-
-def may_keep_logits(examples: int, classes: int) -> bool:
-    """Return True if the logits of so many examples may stay in the memory until a save."""
-    return examples * classes <= MOST_KEPT
 
 
 @dataclass(frozen=True)
@@ -145,6 +131,7 @@ class Evaluations:
             on_one=not elsewhere,
             present=self.list_present(self.run),
             numbers=self.count_numbers(),
+            at_once=self._count_at_once(),
         )
         if self.is_local or not issubclass(data.scoring, OwnTask):
             return plan
@@ -155,6 +142,49 @@ class Evaluations:
         if plan.sums is not None:
             sums = plan.sums + named
         return replace(plan, sent=plan.sent + named, sums=sums)
+
+    def _count_at_once(self) -> int:
+        """Return the number of examples, of the sample and those scored, that all ranks may pass
+        through the full network at once; 0 if they may not."""
+        usual = (
+            self.form == "merged"
+            and not self.is_local
+            and not self.is_graph
+            and "validation" not in self.data.splits
+            and not self.run.grows
+            # Another method may have other weights on every rank.
+            and not self.run.method.finish
+        )
+        if not usual or not self.may_pass_together:
+            return 0
+        sampled = 0
+        if self.passes_sample:
+            sampled = self.sampled
+        # The sample's outputs stay until a save.
+        if not may_keep_logits(sampled, self.data.outputs):
+            return 0
+        return sampled + self.scored
+
+    @property
+    def passes_sample(self) -> bool:
+        """True if a pass of all examples has the sample: for moments or for a classifier's
+        temperature."""
+        return bool(self.architecture.batch_norms) or self.data.scoring.one_class
+
+    @property
+    def may_pass_together(self) -> bool:
+        """True if the sample and the scored examples may pass together."""
+        data = self.data
+        return (
+            # Other tasks have sums of their own.
+            not issubclass(data.scoring, OwnTask | MultiLabel)
+            and data.labels_on is None
+            and not data.columns
+            # The members of a replica group would not help.
+            and self.run.train.group_size <= 1
+            # Both batches are in the memory at once.
+            and max(self.scored, self.sampled) <= self.run.evaluate.batch
+        )
 
     @cached_property
     def every(self) -> int:
@@ -255,6 +285,8 @@ class Evaluations:
         examples = self.scored_in_training
         if self.architecture.batch_norms:
             examples += self.sampled
+        if self.plan.summed:
+            examples = self.plan.at_once
         alone = self.plan.on_one or self.is_local
         ranks = 1 if alone else self.ranks
         return examples * forward_flops(self.architecture, ranks, self.plan.sharded)
@@ -278,7 +310,8 @@ class Evaluations:
     def count_pass_bytes(self) -> Amount:
         """Return the least bytes of a pass of an evaluation on a rank."""
         gathers = bool(self.plan.sharded) and not self.is_local
-        return pass_bytes(self.run, self.architecture, self.ranks, gathers)
+        at_once = self.plan.at_once
+        return pass_bytes(self.run, self.architecture, self.ranks, gathers, at_once)
 
     def count_output_bytes(self, examples: int) -> int:
         """Return the bytes of the outputs of a network with one output for so many examples."""
@@ -321,24 +354,6 @@ class Evaluations:
             and self.plan.sums is not None
             and "validation" not in self.data.splits
             and self.data.network is None
-        )
-
-    @property
-    def scores_together(self) -> bool:
-        """True if an evaluation that chooses the form passes the scored examples through both forms
-        at once, beside the sample (decision 56): then one message has the sums of both."""
-        return (
-            self.form == "best"
-            and self.plan.on_one
-            and self.knows_outputs
-            # Other tasks have sums of their own.
-            and not issubclass(self.data.scoring, OwnTask | MultiLabel)
-            and self.data.labels_on is None
-            and not self.data.columns
-            and self.run.train.group_size <= 1
-            # Both batches are in the memory at once.
-            and max(self.scored, self.sampled) <= self.run.evaluate.batch
-            and self.count_output_bytes(self.scored) <= TOGETHER_BYTES
         )
 
     def _count_work(self) -> tuple[Work, Work]:

@@ -8,11 +8,18 @@ from istmpi.data.dataset import Dataset
 
 FITTED_ON = 64
 """The most examples over which factors are fitted."""
+MOST_KEPT = 2**18
+"""The most logits that stay in the memory from an evaluation to a save: 2 MB."""
 
 
 def count_scored(evaluate: Evaluate, data: Dataset, length: int) -> int:
     """Return how many of ``length`` examples are scored: by the settings, the task, or all."""
     return min(evaluate.examples or data.scoring.scored or length, length)
+
+
+def may_keep_logits(examples: int, classes: int) -> bool:
+    """Return True if the logits of so many examples may stay in the memory until a save."""
+    return examples * classes <= MOST_KEPT
 
 
 def choose_scored(evaluate: Evaluate, data: Dataset, length: int) -> np.ndarray:

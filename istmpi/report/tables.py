@@ -110,20 +110,18 @@ def _describe_evaluations(evaluations: Mapping[str, Any]) -> str:
         )
     if evaluations["sent"] is None:
         return times
-    return f"{times}: {_describe_sent(evaluations)}"
+    sent = f"{evaluations['sent']:,} bytes sent by all ranks"
+    if evaluations["least"] != evaluations["sent"]:
+        least = f"{evaluations['least']:,}"
+        sent = f"{least} to {sent}, as scores choose the form of the network"
+    return f"{times}: {sent}"
 
 
 def _describe_saving(planned: Mapping[str, Any]) -> str:
     if planned["sent"] is None:
         return f"not predicted ({planned['unknown']})"
-    return f"{_describe_sent(planned)}; about {size(planned['rows'])} more if hosts share no folder"
-
-
-def _describe_sent(planned: Mapping[str, Any]) -> str:
     sent = f"{planned['sent']:,} bytes sent by all ranks"
-    if planned["least"] == planned["sent"]:
-        return sent
-    return f"{planned['least']:,} to {sent}, as scores choose the form of the network"
+    return f"{sent}; about {size(planned['rows'])} more if hosts share no folder"
 
 
 def _describe_seconds(seconds: Mapping[str, Any]) -> str:
@@ -133,11 +131,7 @@ def _describe_seconds(seconds: Mapping[str, Any]) -> str:
         if seconds[name] is None:
             missing.append(name)
             continue
-        text = f"{seconds[name]:.3g} s in {name}"
-        least = seconds.get(f"{name}_least", seconds[name])
-        if least != seconds[name]:
-            text = f"{least:.3g} to {text}"
-        parts.append(text)
+        parts.append(f"{seconds[name]:.3g} s in {name}")
     unknown = ", ".join([*missing, "loading"])
     return f"on {seconds['cluster']}: {', '.join(parts)}; not predicted: {unknown}"
 

@@ -252,17 +252,6 @@ class Training(Prepared):
             agreement.value = self.store.not_finite()
         return next(filter(None, agreement.by_rank), "")
 
-    def state(
-        self, calibrated: bool = False, may_save: Callable[[], None] | None = None
-    ) -> tuple[Header, list[Piece]]:
-        """Return the header and this rank's pieces of a checkpoint, as `collect_state` does. Raise
-        the refusal of a rank on every rank. Collective."""
-        header, pieces, refusal = self.collect_state(calibrated, may_save)
-        with self.communicator.agreed():
-            if refusal:
-                raise refusal
-        return header, pieces
-
     def collect_state(
         self, calibrated: bool = False, may_save: Callable[[], None] | None = None
     ) -> tuple[Header, list[Piece], IstmpiError | None]:

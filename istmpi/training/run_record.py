@@ -153,7 +153,7 @@ class RunRecord:
         # Without a last round, an overdue evaluation was made up for, and the round is saved.
         if training.checkpoint_due and progress.last_round:
             with training.clock("save"):
-                self._saver.save(*training.state(may_save=self._require_lock))
+                self._saver.save(*training.collect_state(may_save=self._require_lock))
 
     def _write_line(self, progress: Progress) -> None:
         try:

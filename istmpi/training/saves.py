@@ -9,7 +9,6 @@ from math import prod
 from istmpi.checkpoint.writers import NAME_BYTES
 from istmpi.comm.objects import SLOT
 from istmpi.config import Run
-from istmpi.cost.moments import moments_bytes
 from istmpi.cost.one_round import flushed_bytes, published_bytes
 from istmpi.data.dataset import Dataset
 from istmpi.engine.layout import cut
@@ -18,19 +17,14 @@ from istmpi.evaluation.planning import Evaluations
 
 CALLS = 4
 """Collective calls of a save after an evaluation, one after the other."""
-CALLS_OF_CHECKPOINT = CALLS + 1
-"""Collective calls of a checkpoint: ranks also agree before it whether all may save."""
 CALLS_OF_JOINT = 2
 """Collective calls that bring subnets of method joint to their owners: what is dealt out, and what
 each subnet has."""
-CALLS_OF_MOMENTS = 1
-"""Collective calls that bring the moments of subnets side by side together."""
 OWN_DATA = "each rank has its own data"
 CALLS_OF_ROWS = 2
 """Collective calls in which rank 0 learns of other ranks' rows if hosts share no folder."""
 _AGREEMENTS = 2
-"""The number of agreements among them; before a checkpoint, which a thread may write, ranks agree
-once more."""
+"""The number of agreements among them."""
 _NUMBER = 8
 """Bytes of a checksum, and of a dataset's place in the file."""
 
@@ -40,9 +34,7 @@ class PlannedSaves:
     """The bytes of a run's saves, by all ranks."""
 
     sent: int | None = None
-    """The most; None if they are not known before the run."""
-    least: int | None = None
-    """The fewest, which differ from the most if scores decide whether moments of subnets travel."""
+    """None if they are not known before the run."""
     rows: int | None = None
     """The bytes of other ranks' rows in the network's file, which also travel to rank 0 if hosts
     share no folder; None if ``sent`` is."""
@@ -66,25 +58,15 @@ def plan_saves(evaluations: Evaluations) -> PlannedSaves:
     unevaluated = [number for number in checkpoints if number % evaluations.every]
     calibration = count_calibration_bytes(evaluations)
     datasets = _count_datasets(evaluations)
-    moments: int | None = 0
-    # Subnets that are scored side by side have their own.
-    if evaluations.form != "merged":
-        moments = moments_bytes(run, evaluations.architecture, ranks)
     to_owners = _count_bytes_to_owners(evaluations, checkpoints, unevaluated)
     if calibration is None:
         return PlannedSaves(unknown="weights or labels travel for the temperature of the classes")
-    if datasets is None or moments is None or to_owners is None:
+    if datasets is None or to_owners is None:
         return PlannedSaves(unknown="each rank saves its own values")
-    agreed = len(checkpoints) * (ranks - 1) * ranks * SLOT
-    least = calibration + to_owners + agreed
-    least += (1 + len(checkpoints)) * count_save_bytes(datasets, ranks)
-    # Subnets have moments after an evaluation alone.
-    sent = least + (1 + len(checkpoints) - len(unevaluated)) * moments
-    # The full network may have the better score each time, and rank 0 has its moments.
-    if evaluations.form != "best":
-        least = sent
+    sent = calibration + to_owners
+    sent += (1 + len(checkpoints)) * count_save_bytes(datasets, ranks)
     rows = _count_rows_of_others(evaluations)
-    return PlannedSaves(sent=sent, least=least, rows=rows)
+    return PlannedSaves(sent=sent, rows=rows)
 
 
 def list_checkpoints(run: Run) -> list[int]:

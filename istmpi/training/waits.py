@@ -14,9 +14,7 @@ from istmpi.network.arguments import find_origin
 from istmpi.tasks import OwnTask
 from istmpi.training.saves import (
     CALLS,
-    CALLS_OF_CHECKPOINT,
     CALLS_OF_JOINT,
-    CALLS_OF_MOMENTS,
     CALLS_OF_ROWS,
     OWN_DATA,
     list_checkpoints,
@@ -139,26 +137,14 @@ def _plan_saves(evaluations: Evaluations) -> Waits:
         raise UnknownWaits("replica groups")
     checkpoints = list_checkpoints(run)
     unevaluated = [number for number in checkpoints if number % evaluations.every]
-    calls = CALLS + len(checkpoints) * CALLS_OF_CHECKPOINT
+    calls = CALLS * (1 + len(checkpoints))
     calls += _count_to_owners(evaluations, checkpoints, unevaluated)
     forms = [evaluations.form]
     if evaluations.form == "best":
         forms = ["merged", "blocks"]
-    of_forms = []
-    of_evaluated = []
-    for form in forms:
-        moments = 0
-        if form != "merged" and evaluations.architecture.batch_norms:
-            moments = CALLS_OF_MOMENTS
-        temperature = count_temperature_waits(evaluations, form)
-        of_forms.append(temperature + moments)
-        # Subnets have moments after an evaluation alone.
-        of_evaluated.append(moments * (len(checkpoints) - len(unevaluated)))
-    # Each save has the form that scores better then.
-    return Waits(
-        calls=calls + max(of_forms) + max(of_evaluated),
-        least=calls + min(of_forms) + min(of_evaluated),
-    )
+    # The network has the form that scores better then.
+    of_forms = [count_temperature_waits(evaluations, form) for form in forms]
+    return Waits(calls=calls + max(of_forms), least=calls + min(of_forms))
 
 
 def _count_to_owners(

@@ -5,9 +5,10 @@ import pytest
 import torch
 from batches import examples_of
 from images_oracle import bits, key_of
-from small import on_root, trained, whole
+from small import assert_near, on_root, small_run, trained, whole
 
 from istmpi.config.methods import METHODS
+from istmpi.training.loop import Training
 
 
 def plain(training, sample):
@@ -100,6 +101,49 @@ def test_where_every_rank_has_its_own_file_the_weights_travel(comm, shared_tmp):
     score = progress[-1].score
     assert (score.examples, score.loss) == (len(together["y_test"]), pytest.approx(loss, abs=1e-10))
     assert score.score == pytest.approx(accuracy) and comm.allgather(score) == [score] * comm.size
+
+
+SUMMED = {
+    "batch normalisation": {},
+    "bias, no normalisation": {"model__norm": "none", "model__bias": True, "model__output_norm": False},
+    "one hidden layer": {"model__hidden": [1000]},
+    "a tenth, in float32": {"method__redeal": 0.1, "model__dtype": "float32"},
+}
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("case", SUMMED)
+def test_units_that_ranks_add_up_score_as_the_network_of_rank_0_alone(comm, monkeypatch, case):
+    """Score, moments and temperature, of an evaluation and of a save without one; the weights send fewer bytes."""
+    settings = {"model__hidden": [300, 300], "evaluate__examples": 60, "evaluate__calibration_examples": 40}
+    settings |= {"evaluate__every": 2} | SUMMED[case]
+    runs = []
+    for plan in ("summed", "on_one"):
+        if plan == "on_one":
+            monkeypatch.setattr("istmpi.cost.evaluation.prefer_summed_units", lambda alone, *_: alone)
+        training = Training(small_run(**settings), comm)
+        assert getattr(training.evaluator.plan, plan)
+        rounds = training.rounds()
+        next(rounds)
+        states = [training.collect_state(calibrated=True)]
+        scores = [progress.score for progress in rounds if progress.score]
+        runs.append((scores, [*states, training.collect_state(calibrated=True)]))
+    (scores, states), (expected_scores, expected_states) = runs
+    tolerance = 1e-4 if case == "a tenth, in float32" else 1e-10
+    assert len(scores) == len(expected_scores) == 2
+    for score, expected in zip(scores, expected_scores, strict=True):
+        assert score.loss == pytest.approx(expected.loss, rel=tolerance) and score.score == expected.score
+        assert score.form == "merged" and score.further == expected.further
+    if comm.rank:
+        return
+    for (header, pieces, _), (expected, expected_pieces, _) in zip(states, expected_states, strict=True):
+        assert header.temperature == pytest.approx(expected.temperature, rel=tolerance)
+        moments, expected_moments = (
+            {piece.path: piece.values for piece in found if piece.path.startswith("norm/")}
+            for found in (pieces, expected_pieces)
+        )
+        assert moments.keys() == expected_moments.keys() and bool(moments) == (case != "bias, no normalisation")
+        assert_near(moments, expected_moments, tolerance)
 
 
 def random_data(seed, rows, labels):
