@@ -66,6 +66,7 @@ def test_the_score_is_that_of_the_whole_network(comm, shared_tmp, case):
     assert len({one.score.loss for one in progress}) == 4
 
 
+@pytest.mark.ranks(only=[2])
 @pytest.mark.parametrize("method", METHODS)
 def test_values_that_every_rank_has_are_the_owners_and_an_evaluation_does_not_send_them(comm, method):
     """A method says which weights every rank has after a round: to the last bit those of the store."""

@@ -44,6 +44,7 @@ def test_looking_at_the_network_changes_neither_what_is_learnt_nor_what_is_sent(
     assert_same_bits(whole(looked_at), whole(left_alone))
 
 
+@pytest.mark.ranks(only=[2])
 @pytest.mark.parametrize("method", methods.METHODS)
 def test_a_loss_that_turns_nan_stops_all_ranks_and_keeps_the_last_good_weights(comm, method):
     settings = {"optimizer__lr": 1e200, "model__norm": "none", "method__optimizer_state": "carry"}
@@ -67,6 +68,7 @@ for place, step in {"early": 9, "where it leaves": 10}.items():
     DIVERGING[place] = ({"method__local_steps": 4, "method__delay": 2, "method__redeal": 0.6}, step)
 
 
+@pytest.mark.ranks(only=[2])
 @pytest.mark.parametrize("settings, poisoned", DIVERGING.values(), ids=DIVERGING)
 def test_the_round_and_the_rank_are_those_that_went_wrong(comm, settings, poisoned):
     """One rank meets a value that is not finite in the third round. The weights of the second round are kept."""

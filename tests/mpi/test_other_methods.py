@@ -154,7 +154,7 @@ FINISHES += [(first, "ist") for first in ("codistillation", "dynamic-averaging",
 FINISHES += [("sparse-loco", "streaming-diloco"), ("streaming-diloco", "local-sgd")]
 
 
-@pytest.mark.ranks(only=[3])
+@pytest.mark.ranks(only=[2])
 @pytest.mark.parametrize("first, last", FINISHES)
 def test_a_finish_starts_from_what_came_before(comm, first, last):
     settings = {"optimizer__name": "adam", "optimizer__lr": 0.02, "method__burn_in": 1, "method__threshold": 0.001}

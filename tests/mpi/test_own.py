@@ -68,7 +68,7 @@ def test_it_trains_as_the_oracle_does(comm, name, settings, lengths):
     assert_trains(training, lambda initial: train(ORACLES[name], lengths, training.run, initial, comm.size))
 
 
-@pytest.mark.ranks(only=[3])
+@pytest.mark.ranks(only=[2])
 @pytest.mark.parametrize("method", ["ist", "joint"])
 def test_an_mlp_written_by_hand_trains_to_the_same_numbers(comm, method):
     """The names of its layers are the built-in one's, so are its initial values."""

@@ -45,7 +45,7 @@ def looks_often(monkeypatch):
     monkeypatch.setattr(Method, "finished_within", 0.0)
 
 
-@pytest.mark.ranks(only=[3])
+@pytest.mark.ranks(only=[2])
 @pytest.mark.parametrize(
     "settings, by_hand",
     [(settings, False) for settings in METHODS] + [(METHODS[1], True)],
@@ -224,7 +224,7 @@ def test_it_begins_with_given_weights_and_a_second_loop_goes_on_from_the_first(c
         given = comm.broadcast_from_root({name: values.numpy() for name, values in ends.items()} if ends else None)
 
 
-@pytest.mark.ranks(only=[3])
+@pytest.mark.ranks(only=[2])
 def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp):
     """The rates are those of a scheduler in one process that is given the same scores."""
     examples, scores = [loops.EXAMPLE] * comm.size, [0.5, 0.6, 0.6, 0.55, 0.7]

@@ -243,7 +243,7 @@ def test_evaluation_is_that_of_the_command(comm, shared_tmp):
             assert "NaN" not in (shared_tmp / "run" / name).read_text()
 
 
-@pytest.mark.ranks(only=[3])
+@pytest.mark.ranks(only=[2])
 def test_a_network_is_calibrated_as_it_was_before_where_the_last_round_is_not_evaluated(comm, shared_tmp):
     """It is saved, exported and scored with moments of the weights that it has; without a loader it is refused."""
     loader, batches, saved = DataLoader(Digits(), batch_size=8, shuffle=True), loops.make_batches(comm), []

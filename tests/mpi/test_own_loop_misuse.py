@@ -133,7 +133,7 @@ BODIES = [
 ]
 
 
-@pytest.mark.ranks(only=[3])
+@pytest.mark.ranks(only=[2])
 @pytest.mark.parametrize("body, message", BODIES)
 def test_a_loop_that_goes_wrong_is_told_so(comm, shared_tmp, body, message):
     with pytest.raises((ConfigError, DataError), match=re.escape(message)):
