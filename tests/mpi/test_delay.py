@@ -41,8 +41,7 @@ def test_without_threads_every_bit_is_the_same(comm, monkeypatch, settings):
 @pytest.mark.parametrize("wire, changed", [("float32", {}), ("int8", {"model__bias": True, **MOMENTUM})])
 def test_what_is_sent_is_what_is_sent_without_a_delay_and_known_to_the_byte(comm, wire, changed):
     """In each round, and in all of them together; what is not dealt out goes round a ring, whatever its size."""
-    settings = {"model__dtype": "float32", "model__norm": "none", "method__redeal": 0.5, "method__wire": wire}
-    settings |= changed
+    settings = {"model__dtype": "float32", "model__norm": "none", "method__redeal": 0.5, "method__wire": wire} | changed
     early, its = trained(comm, **settings, method__delay=2)
     run, network = early.run, early.architecture
     assert [one.last_round.bytes for one in its] == [sum(round_bytes(run, network, comm.size, one)) for one in range(4)]

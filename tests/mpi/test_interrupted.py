@@ -73,12 +73,6 @@ def choose_stops(case, number):
     return STOPS[1:] if CASES[case].keys() & TWO_HALVES else STOPS[number // 2 % 2 :][:1]
 
 
-def on_ranks(number, case):
-    """Every method on three ranks; other rounds and networks on two, whose parts are uneven, too."""
-    ranks = 3 if case.endswith(", adam carried") else 2
-    return pytest.param(number, case, marks=pytest.mark.ranks(only=[ranks]))
-
-
 def allow_rounds(settings):
     """How many rounds more may be done when a run ends that was stopped inside one."""
     last = settings.get("method__finish", settings.get("method__name", "ist")).partition(":")[0]
@@ -89,8 +83,8 @@ def allow_rounds(settings):
     return (0,)
 
 
-@pytest.mark.ranks(only=[2, 3])
-@pytest.mark.parametrize("number, case", [on_ranks(*each) for each in enumerate(CASES)], ids=CASES)
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("number, case", [*enumerate(CASES)], ids=CASES)
 def test_a_run_that_is_saved_and_stopped_again_and_again_goes_on_bit_for_bit(comm, shared_tmp, number, case):
     """Stopped in some rounds, by one rank or by every rank elsewhere; what was resumed is saved before it goes on."""
     settings = CASES[case]

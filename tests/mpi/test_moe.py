@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from holders import train_plainly
+from own_runs import own_trained
 from resuming import save
 from small import assert_trains, own_run
 from torch.nn import functional
@@ -76,8 +77,7 @@ def test_it_trains_as_the_oracle_does(comm, text):
 
 
 def test_what_was_trained_is_exported_and_goes_on_with_a_text(comm, shared_tmp, text):
-    training = Training(own_run(**settings(text, model__dtype="float32")), comm)
-    progress = list(training.rounds())
+    training, progress = own_trained(comm, **settings(text, model__dtype="float32"))
     assert progress[-1].loss < progress[0].loss
     network = shared_tmp / "network.h5"
     save(training, network, calibrated=True)
