@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
 from istmpi.comm import Communicator
 from istmpi.comm.allreduce import average_together
@@ -46,41 +43,6 @@ waits for it if it is gone. The store itself removes the file with the last memb
 
 PACK_BYTES = 2**20
 """Tensors of fewer bytes are broadcast together, up to about as many bytes."""
-
-
-COMPILER = "torch._dynamo"
-"""PyTorch's compiler, which takes 1.4 s to import."""
-
-
-class Averaging(DistributedDataParallel):
-    """PyTorch's wrapper. It leaves PyTorch's compiler alone unless a program has imported it."""
-
-    @contextmanager
-    def _inside_ddp_forward(self) -> Iterator[None]:
-        """Let a compiler know in a forward that gradients are averaged."""
-        if COMPILER not in sys.modules:
-            yield
-            return
-        with super()._inside_ddp_forward():
-            yield
-
-
-@contextmanager
-def without_compiler() -> Iterator[None]:
-    """Open a context in which an `Averaging` is made without the compiler (decision 86).
-
-    The compiler is asked for its mode. Its default is the answer if no program has imported it.
-    """
-    if COMPILER in sys.modules:
-        yield
-        return
-    name = COMPILER.rpartition(".")[2]
-    answers = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
-    setattr(torch, name, SimpleNamespace(utils=answers))
-    try:
-        yield
-    finally:
-        delattr(torch, name)
 
 
 def join_group(membership: Membership, device: torch.device) -> ReplicaGroup | None:
@@ -126,6 +88,9 @@ class ReplicaGroup:
     """True if this process is in a group."""
 
     def __init__(self, membership: Membership, device: torch.device, file: Path):
+        # decision 86: torch.distributed takes 1.4 s to import, which only groups pay.
+        import torch.distributed
+
         _leave_earlier_group()
         ReplicaGroup._is_open = True
         self.membership = membership
@@ -153,6 +118,8 @@ class ReplicaGroup:
                 device_id=device_of_nccl,
                 timeout=TIMEOUT,
             )
+        # The first wrapper imports a compiler, for which no round shall wait.
+        self.wrap(nn.Linear(1, 1).to(device), may_skip=False)
 
     def close(self) -> None:
         """Leave the group, so that this process may join another one."""
@@ -204,17 +171,19 @@ class ReplicaGroup:
 
         ``may_skip``: True if a forward may leave parameters out.
         """
+        from torch.nn.parallel import DistributedDataParallel
+
         # A rank lacks some residual blocks, whose parameters are empty.
         empty = [name for name, values in network.named_parameters() if not values.numel()]
         if len(empty) == len(list(network.parameters())):
             return network
-        Averaging._set_params_and_buffers_to_ignore_for_model(network, empty)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, empty)
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._gradient_bytes = sum(parameter.nbytes for parameter in trained)
-        with warnings.catch_warnings(), without_compiler():
+        with warnings.catch_warnings():
             # The names of arguments change with torch's version.
             warnings.simplefilter("ignore", FutureWarning)
-            module = Averaging(
+            module = DistributedDataParallel(
                 network,
                 broadcast_buffers=False,
                 find_unused_parameters=may_skip,

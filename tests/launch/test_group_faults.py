@@ -90,8 +90,7 @@ for round in job.rounds(3, folder="{folder}"):
     ],
 )
 def test_a_fault_of_a_member_of_a_program_is_said_once(start, tmp_path, processes, fault, line):
-    # PyTorch's optimizers import its compiler.
-    code = HEAD + "settings['comm_patience'] = 2; make = 'sgd'" + JOB + FAULTY
+    code = HEAD + "settings['comm_patience'] = 2" + JOB + FAULTY
     code = code.format(size=2, folder=tmp_path, fault=fault, last=processes - 1)
     result = start(processes, "python", "-c", code).end(60)
     assert result.returncode in (1, 2, 76) and len(re.findall("istmpi: " + line, result.stderr)) == 1, result
