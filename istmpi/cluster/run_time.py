@@ -201,7 +201,10 @@ class _TimedEvaluations:
         cluster = self.cluster
         flops = planned.count_flops()
         passes = planned.list_passes()
-        members = max(planned.run.train.group_size, 1)
+        # Leaders alone add up what units contribute.
+        members = 1
+        if not planned.plan.summed:
+            members = max(planned.run.train.group_size, 1)
         seconds = cluster.evaluation_seconds
         if members > 1:
             weights = count_bytes(architecture.parameters, architecture.lengths)

@@ -180,8 +180,6 @@ class Evaluations:
             not issubclass(data.scoring, OwnTask | MultiLabel)
             and data.labels_on is None
             and not data.columns
-            # The members of a replica group would not help.
-            and self.run.train.group_size <= 1
             # Both batches are in the memory at once.
             and max(self.scored, self.sampled) <= self.run.evaluate.batch
         )

@@ -19,6 +19,8 @@ def scores_together(evaluations: Evaluations) -> bool:
         and evaluations.plan.on_one
         and evaluations.knows_outputs
         and evaluations.may_pass_together
+        # The members of a replica group would not help.
+        and evaluations.run.train.group_size <= 1
         and evaluations.count_output_bytes(evaluations.scored) <= TOGETHER_BYTES
     )
 
@@ -31,5 +33,7 @@ def keeps_logits(evaluations: Evaluations) -> bool:
         and evaluations.data.scoring.one_class
         and evaluations.knows_outputs
         and evaluations.may_pass_together
+        # The members of a replica group would not help.
+        and evaluations.run.train.group_size <= 1
         and may_keep_logits(evaluations.sampled, evaluations.data.outputs)
     )
