@@ -104,6 +104,11 @@ class _TimedEvaluations:
             seconds += self.predict_merged(last)
         if form != "merged":
             seconds += self._predict_subnets()
+        plan = self.planned.plan
+        if form == "best" and plan.summed:
+            # Both wait for the same message, and rank 0 tells both scores.
+            of_scores = _told_seconds(self.planned.ranks, self.cluster)
+            seconds += of_scores - self._wait_for_sums(plan.summed)
         return seconds
 
     def predict_merged(self, last: Cost, is_handed_over: bool = False) -> float:

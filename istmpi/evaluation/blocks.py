@@ -11,7 +11,7 @@ initial values. The subnets side by side leave such weights out. Their outputs b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,17 @@ class Blocks(nn.Module):
         first = sum(self._columns[:number])
         stop = first + self._columns[number]
         return (functional.pad(x[:, first:stop], (first, sum(self._columns) - stop)),)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Outputs of subnets on this rank, as they travel to all ranks."""
+
+    outputs: Sequence[Outputs]
+    means: Sequence[torch.Tensor]
+    """The outputs, flat and times the number of ranks, for their mean is the sum."""
+    sums: Sequence[torch.Tensor]
+    """The moments of a calibration before, if other ranks lack them."""
 
 
 class AddedUp(nn.Module):
@@ -247,25 +258,34 @@ class SharedBlocks:
     def add_up_together(self, outputs: Sequence[Outputs]) -> list[Outputs]:
         """Return the sums over ranks of the outputs of several passes; their messages travel at
         the same time, with the moments of a calibration before. Collective."""
+        parcel = self.pack(outputs)
+        average_together(parcel.means, self.communicator, sums=parcel.sums)
+        return self.unpack(parcel)
+
+    def pack(self, outputs: Sequence[Outputs]) -> Parcel:
+        """Return this rank's outputs of several passes, which `average_together` takes. Local."""
         # A mean sends less than a sum, which gathers all ranks' outputs everywhere.
         factor = self.counts * self.communicator.size
         tensors = [tensor for output in outputs for tensor in list_tensors(output)]
-        flats = [(tensor * factor).reshape(-1).cpu() for tensor in tensors]
-        packed = []
+        means = [(tensor * factor).reshape(-1).cpu() for tensor in tensors]
+        sums = []
         if self._tells_moments:
             moments = pack_moments(self.moments, self._units, self.architecture.dtype)
             # A mean would round what only one rank has.
-            packed.append(moments * self.counts)
-        average_together(flats, self.communicator, sums=packed)
-        if packed:
-            self.moments = unpack_moments(packed[0], self._units)
+            sums.append(moments * self.counts)
+        return Parcel(outputs=outputs, means=means, sums=sums)
+
+    def unpack(self, parcel: Parcel) -> list[Outputs]:
+        """Return the sums over ranks of the outputs in a parcel, which has arrived. Local."""
+        if parcel.sums:
+            self.moments = unpack_moments(parcel.sums[0], self._units)
             self._tells_moments = False
-        in_order = iter(flats)
+        in_order = iter(parcel.means)
 
         def place(tensor: torch.Tensor) -> torch.Tensor:
             return next(in_order).view(tensor.shape).to(self.device)
 
-        return [map_tensors(place, output) for output in outputs]
+        return [map_tensors(place, output) for output in parcel.outputs]
 
     def _take_weights(self) -> None:
         """Take the subnets' weights from the owners, one subnet for each rank at a time."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.logits import Logits
 from istmpi.evaluation.passing import Passing
 from istmpi.evaluation.score import PointTotals, Score
+
+if TYPE_CHECKING:
+    from istmpi.outputs import Outputs
 
 MakeTotals = Callable[[bool], PointTotals]
 """A function that returns the totals of a network; its argument is `Part.details`."""
@@ -69,14 +73,32 @@ def pass_subnets(
 ) -> list[Tally]:
     """Return the tallies of subnets, whose outputs for all parts are added up together.
     ``logits`` takes the outputs of the first part. Collective."""
+    outputs = subnets.add_up_together(pass_here(passing, subnets, parts))
+    return tally_parts(passing, outputs, parts, make_totals, logits)
+
+
+def pass_here(passing: Passing, subnets: SharedBlocks, parts: Sequence[Part]) -> list[Outputs]:
+    """Return this rank's outputs for the batches of all parts. Not collective."""
     here = []
     for part in parts:
         here += [passing.compute(subnets.pass_here, batch) for batch in part.batches]
-    outputs = iter(subnets.add_up_together(here))
+    return here
+
+
+def tally_parts(
+    passing: Passing,
+    outputs: Iterable[Outputs],
+    parts: Sequence[Part],
+    make_totals: MakeTotals,
+    logits: Logits | None,
+) -> list[Tally]:
+    """Return the tallies of parts from the outputs for their batches. ``logits`` takes those of the
+    first part."""
+    in_order = iter(outputs)
     tallies = []
     for part in parts:
         totals = make_totals(part.details)
-        sums = passing.add_up(lambda *_: next(outputs), part.batches, totals=totals, logits=logits)
+        sums = passing.add_up(lambda *_: next(in_order), part.batches, totals=totals, logits=logits)
         tallies.append(Tally(totals, sums))
         logits = None
     return tallies

@@ -15,9 +15,11 @@ from istmpi.evaluation.choosing import (
     Part,
     Scored,
     Tally,
+    pass_here,
     pass_on_one,
     pass_subnets,
     require_finite,
+    tally_parts,
 )
 from istmpi.evaluation.fitting import choose_loss, fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
@@ -47,7 +49,7 @@ class Evaluator(Measuring):
         scored = self._scored
         if scored and (scored.split, scored.details) == (split, details):
             return scored.tally.score(self.form)
-        if self.plan.summed:
+        if self.plan.summed and self.network is self._merged:
             return self._score_at_once(split, details)
         # A save of the network follows the evaluation that has details.
         if details and self.network is self._blocks and keeps_logits(self.planned):
@@ -154,6 +156,43 @@ class Evaluator(Measuring):
         self._is_calibrated = form == "merged"
         return form
 
+    def _choose_by_sums(
+        self, subnets: SharedBlocks, parts: Sequence[Part], split: str, details: bool
+    ) -> str:
+        """Return the better form, and keep its score on a split. Collective.
+
+        The outputs of subnets travel with what units contribute to those of the full network."""
+        parcel = subnets.pack(pass_here(self._passing, subnets, parts))
+        subnets.release()
+        self.network = self._merged
+        batches = [batch for part in parts for batch in part.batches]
+        sampled = sum(len(batch.targets) for batch in parts[0].batches)
+        inputs = []
+        for several in zip(*(batch.inputs for batch in batches), strict=True):
+            inputs.append(torch.cat(several).to(self._merged.device))
+        outputs = self._merged.pass_at_once(inputs, sampled, beside=parcel).to(subnets.device)
+        sink = self._sink
+        self._sink = None
+        blocks = tally_parts(
+            self._passing, subnets.unpack(parcel), parts, self._make_totals, logits=sink
+        )
+        logits = None
+        if sink:
+            logits = Logits(sink.split, self._dataset.outputs)
+        by_batch = outputs.split([len(batch.targets) for batch in batches])
+        merged = tally_parts(self._passing, by_batch, parts, self._make_totals, logits)
+        self._merged.release()
+        # All ranks must choose the same form, so rank 0's scores decide.
+        scores = np.array([blocks[0].score("blocks").score, merged[0].score("merged").score])
+        self._communicator.broadcast(scores, root=0)
+        form = self._name_better(*scores)
+        tallies = blocks
+        if form == "merged":
+            tallies = merged
+            self._kept = logits
+        self._scored = Scored(split, details, tallies[1])
+        return form
+
     def _list_parts(self, split: str, details: bool) -> list[Part]:
         """Return the sample, and the scored examples of a split."""
         examples = self._dataset.splits[split]
@@ -188,6 +227,8 @@ class Evaluator(Measuring):
         self.calibrate()
         self._keep_logits("train")
         parts = self._list_parts(split, details)
+        if self.plan.summed:
+            return self._choose_by_sums(subnets, parts, split, details)
         blocks = self._pass_subnets(subnets, parts)
         blocks_score = blocks[0].score("blocks").score
         subnets.release()

@@ -18,6 +18,7 @@ from istmpi.comm import Communicator
 from istmpi.cost.evaluation_plan import SummedUnits
 from istmpi.devices import HOST
 from istmpi.engine.store import ParameterStore
+from istmpi.evaluation.blocks import Parcel
 from istmpi.evaluation.exchanges import OwnExamples, SameExamples
 from istmpi.evaluation.spread_units import spread_units
 from istmpi.evaluation.summed_units import UnitSums
@@ -176,18 +177,23 @@ class FullNetwork:
         """
         self.calibrate_by(lambda: call(self.module, inputs))
 
-    def pass_at_once(self, inputs: Sequence[torch.Tensor], sampled: int) -> Outputs:
+    def pass_at_once(
+        self, inputs: Sequence[torch.Tensor], sampled: int, beside: Parcel | None = None
+    ) -> torch.Tensor:
         """Load the stores' weights, calibrate on the first ``sampled`` examples of ``inputs``, and
         return the outputs of all examples with these moments. Collective.
 
-        The network must be one whose ranks add up the contributions of their units."""
-        outputs: list[Outputs] = []
-        self.calibrate_by(lambda: outputs.append(call(self.module, tuple(inputs))), sampled)
+        The network must be one whose ranks add up the contributions of their units. ``beside``
+        travels with the sums."""
+        outputs: list[torch.Tensor] = []
+        self.calibrate_by(lambda: outputs.append(call(self.module, tuple(inputs))), sampled, beside)
         return outputs.pop()
 
-    def calibrate_by(self, run: Callable[[], object], sampled: int | None = None) -> None:
-        """Load the stores' weights, and calibrate while ``run`` passes a batch, on its first
-        ``sampled`` examples as `pass_at_once` does.
+    def calibrate_by(
+        self, run: Callable[[], object], sampled: int | None = None, beside: Parcel | None = None
+    ) -> None:
+        """Load the stores' weights, and calibrate while ``run`` passes a batch. ``sampled`` and
+        ``beside`` are as for `pass_at_once`.
 
         The normalisations' moments become those of the batch. Collective. If `shares_examples`,
         moments are over all ranks' batches: in each layer, ranks wait to add up their sums.
@@ -199,7 +205,7 @@ class FullNetwork:
             return
         self._calibrating = True
         if built.sums:
-            built.sums.begin_calibration(sampled)
+            built.sums.begin_calibration(sampled, beside)
         if built.exchange:
             built.exchange.moments.clear()
         try:

@@ -57,10 +57,10 @@ def plan_evaluations(evaluations: Evaluations) -> Planned:
         blocks += _count_added_up(evaluations, evaluations.sampled)
     if evaluations.form != "best":
         return replace(unknown, sent=flushed + blocks, least=flushed + blocks)
-    assert plan.sums is not None, "there are no sharded layers"
     if scores_together(evaluations):
         both = flushed + count * _count_both(evaluations)
         return _add_details(replace(unknown, sent=both, least=both), evaluations)
+    assert plan.sums is not None, "there are no sharded layers"
     # The full network stays loaded if it wins.
     merged = count * plan.sums + details
     both = flushed + count * _count_choice(evaluations)
@@ -106,9 +106,11 @@ def _count_choice(evaluations: Evaluations) -> int:
 def _count_both(evaluations: Evaluations) -> int:
     """Return the bytes to score both forms on the sample and on the scored examples at once."""
     plan = evaluations.plan
-    assert plan.sums is not None, "rank 0 adds up alone"
-    # Rank 0 tells the others its sums of both, and the subnets' score.
-    sums = plan.sums + (evaluations.ranks - 1) * 8
+    # Rank 0 tells the others both scores, or its sums of both and the subnets' score.
+    sums = (evaluations.ranks - 1) * 2 * 8
+    if not plan.summed:
+        assert plan.sums is not None, "rank 0 adds up alone"
+        sums = plan.sums + (evaluations.ranks - 1) * 8
     examples = evaluations.sampled + evaluations.scored
     return _count_passed(evaluations, examples) + _count_moments(evaluations) + plan.sent + sums
 

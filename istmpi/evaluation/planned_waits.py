@@ -179,13 +179,12 @@ def _count_subnets(evaluations: Evaluations, batches: Iterable[int], moments: in
     return calls
 
 
-def _count_means(evaluations: Evaluations, batches: Iterable[int], moments: int) -> int:
-    """Return the calls that add up the outputs of subnets for some batches, and ``moments`` values,
-    at once."""
+def _count_means(evaluations: Evaluations, batches: Iterable[int], *others: int) -> int:
+    """Return the calls that add up the outputs of subnets for some batches, and ``others``, numbers
+    of other values, at once."""
     architecture = evaluations.architecture
     numbers = [examples * architecture.numbers for examples in batches]
-    if moments:
-        numbers.append(moments)
+    numbers += [count for count in others if count]
     return ring.count_calls_together(numbers, architecture.itemsize, evaluations.ranks)
 
 
@@ -214,11 +213,20 @@ def _count_choice(evaluations: Evaluations) -> int:
 
 def _count_both(evaluations: Evaluations) -> int:
     """Return the calls to score both forms on the sample and on the scored examples at once."""
+    architecture = evaluations.architecture
+    plan = evaluations.plan
     present = evaluations.list_present(evaluations.run)
     calls = _count_load_of_subnets(evaluations)
     examples = [evaluations.sampled, evaluations.scored]
-    calls += _count_means(evaluations, examples, _count_moments(evaluations))
-    return calls + _count_merged(evaluations, present)
+    moments = _count_moments(evaluations)
+    if not plan.summed:
+        calls += _count_means(evaluations, examples, moments)
+        return calls + _count_merged(evaluations, present)
+    # What units contribute to the full network's outputs travels with the outputs of subnets.
+    numbers = count_summed(architecture, plan.summed, plan.at_once)
+    calls += _count_means(evaluations, examples, moments, numbers)
+    # Rank 0 tells both scores.
+    return calls + _count_load(architecture, plan, present) + 1
 
 
 def count_temperature_waits(evaluations: Evaluations, form: str) -> int:

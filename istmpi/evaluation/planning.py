@@ -28,7 +28,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
 from istmpi.engine.lengths import Number
 from istmpi.evaluation.further import count_further
-from istmpi.evaluation.sample import count_scored, may_keep_logits
+from istmpi.evaluation.sample import TOGETHER_BYTES, count_scored, may_keep_logits
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import MultiLabel, OwnTask
 
@@ -146,11 +146,12 @@ class Evaluations:
     def _count_at_once(self) -> int:
         """Return the number of examples, of the sample and those scored, that all ranks may pass
         through the full network at once; 0 if they may not."""
+        data = self.data
         usual = (
-            self.form == "merged"
+            self._scores_full_network
             and not self.is_local
             and not self.is_graph
-            and "validation" not in self.data.splits
+            and "validation" not in data.splits
             and not self.run.grows
             # Another method may have other weights on every rank.
             and not self.run.method.finish
@@ -161,15 +162,26 @@ class Evaluations:
         if self.passes_sample:
             sampled = self.sampled
         # The sample's outputs stay until a save.
-        if not may_keep_logits(sampled, self.data.outputs):
+        if not may_keep_logits(sampled, data.outputs):
             return 0
         return sampled + self.scored
 
     @property
+    def _scores_full_network(self) -> bool:
+        """True if an evaluation scores the full network, perhaps beside its subnets."""
+        if self.form != "best":
+            return self.form == "merged"
+        # Outputs of subnets travel before it is known that they are needed.
+        outputs = self.count_output_bytes(self.scored)
+        return self.run.train.group_size <= 1 and outputs <= TOGETHER_BYTES
+
+    @property
     def passes_sample(self) -> bool:
-        """True if a pass of all examples has the sample: for moments or for a classifier's
-        temperature."""
-        return bool(self.architecture.batch_norms) or self.data.scoring.one_class
+        """True if a pass of all examples has the sample: for moments, for a classifier's
+        temperature, or to choose the form."""
+        if self.architecture.batch_norms or self.data.scoring.one_class:
+            return True
+        return self.form == "best"
 
     @property
     def may_pass_together(self) -> bool:
@@ -349,7 +361,7 @@ class Evaluations:
             one_output
             and not self.is_graph
             and self.form != "likelihood"
-            and self.plan.sums is not None
+            and (self.plan.sums is not None or self.plan.summed is not None)
             and "validation" not in self.data.splits
             and self.data.network is None
         )

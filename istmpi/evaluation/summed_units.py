@@ -3,12 +3,15 @@ same examples, and add up what their units contribute to the outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
 from istmpi.comm import Communicator
 from istmpi.comm.allreduce import average_together
 from istmpi.engine.store import ParameterStore
+from istmpi.evaluation.blocks import Parcel
 from istmpi.evaluation.exchanges import list_owned_rows
 from istmpi.network.leaves import Leaf
 from istmpi.network.norms import Calibrated, Moments, compute_moments
@@ -40,15 +43,19 @@ class UnitSums:
         self._count = owned[-1].stop
         self._calibrates = False
         self._sampled: int | None = None
+        self._beside: Parcel | None = None
 
-    def begin_calibration(self, sampled: int | None) -> None:
-        """Compute moments of the first ``sampled`` examples, or of all, in the next pass."""
+    def begin_calibration(self, sampled: int | None, beside: Parcel | None) -> None:
+        """Compute moments of the first ``sampled`` examples, or of all, in the next pass. The
+        parcel ``beside`` travels with its sums."""
         self._calibrates = True
         self._sampled = sampled
+        self._beside = beside
 
     def end_calibration(self) -> None:
         """Use the moments that were computed in the next passes."""
         self._calibrates = False
+        self._beside = None
 
     def replace_leaves(self) -> None:
         """Make the leaves compute with this rank's units."""
@@ -80,7 +87,12 @@ class UnitSums:
             of_rank[units] = values[units]
             parts.append(of_rank)
         flat = torch.cat(parts)
-        average_together([], self._communicator, sums=[flat])
+        means: Sequence[torch.Tensor] = ()
+        others: Sequence[torch.Tensor] = ()
+        if self._beside:
+            means = self._beside.means
+            others = self._beside.sums
+        average_together(means, self._communicator, sums=[*others, flat])
         added, *whole = flat.split([part.numel() for part in parts])
         for values, of_all_ranks in zip(moments, whole, strict=True):
             # In place, for the calibration has a reference to them.

@@ -4,11 +4,7 @@ message. Without torch."""
 from __future__ import annotations
 
 from istmpi.evaluation.planning import Evaluations
-from istmpi.evaluation.sample import may_keep_logits
-
-TOGETHER_BYTES = 2**17
-"""The most bytes of outputs that subnets add up before it is known that they are needed: a line of
-10 Mbit/s carries them in the time of a round trip of 0.1 s."""
+from istmpi.evaluation.sample import TOGETHER_BYTES, may_keep_logits
 
 
 def scores_together(evaluations: Evaluations) -> bool:
@@ -16,7 +12,7 @@ def scores_together(evaluations: Evaluations) -> bool:
     forms at once, beside the sample (decision 56): then one message has the sums of both."""
     return (
         evaluations.form == "best"
-        and evaluations.plan.on_one
+        and (evaluations.plan.on_one or evaluations.plan.summed is not None)
         and evaluations.knows_outputs
         and evaluations.may_pass_together
         # The members of a replica group would not help.

@@ -46,6 +46,7 @@ SIDE_BY_SIDE = [
     {"method__redeal": 0.0, "model__norm": "layer", "model__output_norm": False},
     JOINT,
 ]
+BOTH = KNOWN[-1] | {"method__redeal": 0.0}
 OTHERS = [
     {"method__redeal": 0.0, "method__delay": 1, "optimizer__momentum": 0.9},
     JOINT | {"method__local_steps": 1, "optimizer__clip": 1.0},
@@ -66,7 +67,10 @@ def name_case(value):
 
 @pytest.mark.parametrize(
     "settings, where",
-    [*product([*KNOWN, *SIDE_BY_SIDE], ["on one"]), *product([*KNOWN[::3], *SIDE_BY_SIDE[::2]], ["on all"])],
+    [
+        *product([*KNOWN, *SIDE_BY_SIDE, BOTH], ["on one"]),
+        *product([*KNOWN[::3], *SIDE_BY_SIDE[::2]], ["on all"]),
+    ],
     ids=name_case,
 )
 def test_planned_bytes_are_counted_bytes(comm, monkeypatch, settings, where):
@@ -126,7 +130,7 @@ def test_a_run_that_depends_on_its_evaluations_keeps_ten(comm):
 @pytest.mark.ranks(only=[4])
 @pytest.mark.parametrize(
     "settings, every",
-    [*product([*KNOWN, *SIDE_BY_SIDE, *OTHERS], [2]), *product([{}, *SIDE_BY_SIDE[::2]], [0])],
+    [*product([*KNOWN, *SIDE_BY_SIDE, BOTH, *OTHERS], [2]), *product([{}, *SIDE_BY_SIDE[::2]], [0])],
     ids=name_case,
 )
 def test_planned_saves_and_waits_are_counted(comm, shared_tmp, settings, every):
