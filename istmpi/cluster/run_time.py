@@ -16,7 +16,6 @@ from istmpi.comm.ring import count_waits
 from istmpi.cost.calibration import count_values, forward_flops
 from istmpi.cost.evaluation_plan import SummedUnits
 from istmpi.cost.loads import ALLREDUCE, ALLTOALLV
-from istmpi.cost.moments import count_moments
 from istmpi.cost.run_cost import Cost, phase_costs
 from istmpi.cost.summed_units import count_summed
 from istmpi.cost.waits import divide_by_method
@@ -84,8 +83,7 @@ class _TimedEvaluations:
         ranks = planned.ranks
         form = planned.form
         # The pass that chose the form has left its logits for the temperature.
-        plan = planned.plan
-        has_logits = plan.on_one or plan.summed is not None
+        has_logits = planned.plan.leaves_outputs
         is_known = ranks == 1 or (has_logits and form in ("merged", "best"))
         # Weights of joint also travel to their owners.
         is_known |= form == "blocks" and keeps_logits(planned)
@@ -135,10 +133,10 @@ class _TimedEvaluations:
         seconds += self._time_passes()
         if ranks == 1:
             return seconds
-        calls = count_calls_of_moments(planned.architecture, plan)
-        calls += count_calls_of_sums(planned.data, plan)
         if plan.summed:
             return seconds + self._wait_for_sums(plan.summed)
+        calls = count_calls_of_moments(planned.architecture, plan)
+        calls += count_calls_of_sums(planned.data, plan)
         # Rank 0 tells the sums of the score, or all ranks tell each other.
         if plan.on_one:
             seconds += _told_seconds(ranks, cluster)
@@ -173,8 +171,7 @@ class _TimedEvaluations:
             passes += planned.list_batches(planned.sampled)
         sizes = [planned.count_output_bytes(examples) for examples in passes]
         # The moments travel with the first outputs.
-        moments = count_moments(planned.run, architecture, ranks) or 0
-        sizes[0] += moments * architecture.itemsize
+        sizes[0] += (planned.moments or 0) * architecture.itemsize
         seconds = _time_means(sizes, scores_together(planned), ranks, self.cluster)
         if architecture.batch_norms:
             passes.append(planned.sampled)

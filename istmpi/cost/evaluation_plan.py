@@ -41,3 +41,9 @@ class EvaluationPlan:
     """The units whose contributions ranks add up, if they pass all examples at once."""
     at_once: int = 0
     """The number of these examples."""
+
+    @property
+    def leaves_outputs(self) -> bool:
+        """True if rank 0 has the network's outputs for all examples after an evaluation, so that a
+        save sends nothing for a classifier's temperature."""
+        return self.on_one or self.summed is not None

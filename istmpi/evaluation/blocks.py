@@ -264,7 +264,7 @@ class SharedBlocks:
 
     def pack(self, outputs: Sequence[Outputs]) -> Parcel:
         """Return this rank's outputs of several passes, which `average_together` takes. Local."""
-        # A mean sends less than a sum, which gathers all ranks' outputs everywhere.
+        # Recorded scores have the rounding of such a mean.
         factor = self.counts * self.communicator.size
         tensors = [tensor for output in outputs for tensor in list_tensors(output)]
         means = [(tensor * factor).reshape(-1).cpu() for tensor in tensors]

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Split
 from istmpi.engine.partition import Partition
-from istmpi.evaluation.blocks import SIDE_BY_SIDE, SharedBlocks, ValuesOf
+from istmpi.evaluation.blocks import SIDE_BY_SIDE, Parcel, SharedBlocks, ValuesOf
 from istmpi.evaluation.choosing import (
     Part,
     Scored,
-    Tally,
     pass_here,
     pass_on_one,
     pass_subnets,
-    require_finite,
     tally_parts,
 )
 from istmpi.evaluation.fitting import choose_loss, fit_scale, fit_temperature
@@ -29,6 +27,9 @@ from istmpi.evaluation.measuring import Measuring
 from istmpi.evaluation.sample import choose_fitted_rows, may_keep_logits
 from istmpi.evaluation.score import Score
 from istmpi.evaluation.together import keeps_logits, scores_together
+
+if TYPE_CHECKING:
+    from istmpi.outputs import Outputs
 
 Then = tuple[str, bool] | None
 """The arguments of `Evaluator.score`, if it follows."""
@@ -65,36 +66,36 @@ class Evaluator(Measuring):
         """Calibrate and score in a single pass, whose sums travel in one message. Collective.
 
         The sample's logits are kept for a temperature."""
-        examples = self._dataset.splits[split]
-        scored = self._load_batch(examples, self._passing.choose_rows(examples))
-        sample = None
-        inputs = [*scored.inputs]
-        sampled = 0
-        if self.planned.passes_sample:
-            sample = self._load_batch(self._dataset.train, self._sample())
-            inputs = [torch.cat(pair) for pair in zip(sample.inputs, scored.inputs, strict=True)]
-            sampled = len(inputs[0]) - len(scored.inputs[0])
-        outputs = self._merged.pass_at_once(inputs, sampled)
+        self._kept = self._make_logits("train")
+        parts = self._list_parts(split, details)
+        outputs = self._pass_all_at_once(parts)
+        _, tally = tally_parts(self._passing, outputs, parts, self._make_totals, self._kept)
+        return tally.score(self.form)
+
+    def _pass_all_at_once(
+        self, parts: Sequence[Part], beside: Parcel | None = None
+    ) -> Sequence[torch.Tensor]:
+        """Calibrate the full network on the first part, and return its outputs for the batches of
+        all parts. Collective. ``beside`` is as for `FullNetwork.pass_at_once`."""
+        batches = [batch for part in parts for batch in part.batches]
+        lengths = [len(batch.targets) for batch in batches]
+        sampled = sum(lengths[: len(parts[0].batches)])
+        inputs = []
+        for several in zip(*(batch.inputs for batch in batches), strict=True):
+            inputs.append(torch.cat(several).to(self._merged.device))
+        outputs = self._merged.pass_at_once(inputs, sampled, beside)
         self._merged.release()
-        if sample and self._dataset.scoring.one_class:
-            self._kept = Logits("train", self._dataset.outputs)
-            self._kept.add(outputs[:sampled], sample)
-        totals = self._make_totals(details)
-        sums = self._passing.add_up(lambda *_: outputs[sampled:], [scored], totals)
-        require_finite(sums)
-        return totals.score(sums, self.form)
+        return outputs.to(batches[0].targets.device).split(lengths)
 
     def _score_subnets_with_sample(self, subnets: SharedBlocks, split: str) -> Score:
         """Calibrate and score subnets with details, and keep the sample's logits for a temperature.
         Outputs for the sample and for the scored examples travel together. Collective."""
         self.calibrate()
-        self._keep_logits("train")
-        _, tally = self._pass_subnets(subnets, self._list_parts(split, details=True))
+        self._kept = self._make_logits("train")
+        parts = self._list_parts(split, details=True)
+        _, tally = pass_subnets(self._passing, subnets, parts, self._make_totals, self._kept)
         subnets.release()
         return tally.score(self.form)
-
-    def _load_batch(self, split: Split, rows: np.ndarray) -> Batch:
-        return split.batch(rows).to(self._merged.device, self._architecture.dtype)
 
     def release(self) -> None:
         """Free the memory of loaded weights, which are out of date after a round."""
@@ -165,48 +166,34 @@ class Evaluator(Measuring):
         parcel = subnets.pack(pass_here(self._passing, subnets, parts))
         subnets.release()
         self.network = self._merged
-        batches = [batch for part in parts for batch in part.batches]
-        sampled = sum(len(batch.targets) for batch in parts[0].batches)
-        inputs = []
-        for several in zip(*(batch.inputs for batch in batches), strict=True):
-            inputs.append(torch.cat(several).to(self._merged.device))
-        outputs = self._merged.pass_at_once(inputs, sampled, beside=parcel).to(subnets.device)
-        sink = self._sink
-        self._sink = None
-        blocks = tally_parts(
-            self._passing, subnets.unpack(parcel), parts, self._make_totals, logits=sink
-        )
-        logits = None
-        if sink:
-            logits = Logits(sink.split, self._dataset.outputs)
-        by_batch = outputs.split([len(batch.targets) for batch in batches])
-        merged = tally_parts(self._passing, by_batch, parts, self._make_totals, logits)
-        self._merged.release()
+        outputs: dict[str, Sequence[Outputs]] = {}
+        outputs["merged"] = self._pass_all_at_once(parts, beside=parcel)
+        outputs["blocks"] = subnets.unpack(parcel)
+        logits = {}
+        tallies = {}
+        scores = {}
+        for form in outputs:
+            logits[form] = self._make_logits("train")
+            tallies[form] = tally_parts(
+                self._passing, outputs[form], parts, self._make_totals, logits[form]
+            )
+            scores[form] = tallies[form][0].score(form).score
         # All ranks must choose the same form, so rank 0's scores decide.
-        scores = np.array([blocks[0].score("blocks").score, merged[0].score("merged").score])
-        self._communicator.broadcast(scores, root=0)
-        form = self._name_better(*scores)
-        tallies = blocks
-        if form == "merged":
-            tallies = merged
-            self._kept = logits
-        self._scored = Scored(split, details, tallies[1])
+        both = np.array([scores["blocks"], scores["merged"]])
+        self._communicator.broadcast(both, root=0)
+        form = self._name_better(*both)
+        self._kept = logits[form]
+        self._scored = Scored(split, details, tallies[form][1])
         return form
 
     def _list_parts(self, split: str, details: bool) -> list[Part]:
-        """Return the sample, and the scored examples of a split."""
+        """Return the sample, empty if no pass needs it, and the scored examples of a split."""
+        sample: list[Batch] = []
+        if self.planned.passes_sample:
+            sample += self._own_batches(self._dataset.train, self._sample())
         examples = self._dataset.splits[split]
         scored = [*self._own_batches(examples, self._passing.choose_rows(examples))]
-        return [
-            Part([*self._own_batches(self._dataset.train, self._sample())]),
-            Part(scored, details),
-        ]
-
-    def _pass_subnets(self, subnets: SharedBlocks, parts: Sequence[Part]) -> list[Tally]:
-        """Return the tallies of subnets on parts; the sink takes the first logits. Collective."""
-        tallies = pass_subnets(self._passing, subnets, parts, self._make_totals, self._sink)
-        self._sink = None
-        return tallies
+        return [Part(sample), Part(scored, details)]
 
     def _name_better(self, blocks: float, merged: float) -> str:
         """Return the form of the better score; release the full network if it has the other."""
@@ -225,11 +212,11 @@ class Evaluator(Measuring):
         All outputs of subnets travel together, and rank 0 tells all sums of the full network."""
         self.network = subnets
         self.calibrate()
-        self._keep_logits("train")
         parts = self._list_parts(split, details)
         if self.plan.summed:
             return self._choose_by_sums(subnets, parts, split, details)
-        blocks = self._pass_subnets(subnets, parts)
+        self._kept = self._make_logits("train")
+        blocks = pass_subnets(self._passing, subnets, parts, self._make_totals, self._kept)
         blocks_score = blocks[0].score("blocks").score
         subnets.release()
         self.network = self._merged
@@ -259,11 +246,19 @@ class Evaluator(Measuring):
 
     def _keep_logits(self, split: str) -> None:
         """Let the next pass leave the logits of subnets, which took messages; not too many."""
-        if self.network is self._merged or self._local or not self._dataset.scoring.one_class:
+        if self.network is self._merged:
             return
-        if may_keep_logits(len(self._list_rows(split)), self._dataset.outputs):
-            self._sink = Logits(split, self._dataset.outputs)
-            self._kept = self._sink
+        self._sink = self._make_logits(split)
+        self._kept = self._sink
+
+    def _make_logits(self, split: str) -> Logits | None:
+        """Return logits that a pass over a split fills for a temperature; None if it needs none, or
+        if they are too many."""
+        if self._local or not self._dataset.scoring.one_class:
+            return None
+        if not may_keep_logits(len(self._list_rows(split)), self._dataset.outputs):
+            return None
+        return Logits(split, self._dataset.outputs)
 
     def fit_temperature(self, split: str) -> float:
         """Fit a classifier's temperature on a split's scored examples; return it on rank 0, and
@@ -275,7 +270,8 @@ class Evaluator(Measuring):
         logits = self._kept
         if logits is None or logits.split != split:
             logits = self._pass_for_logits(split)
-        if self._adds_up and not self.network.on_one or self._dataset.labels_on is not None:
+        has_all = self.network.on_one or not self._adds_up
+        if not has_all or self._dataset.labels_on is not None:
             return fit_temperature(*logits.join(), self._sum_over_ranks)
         # Rank 0 has all logits, and other ranks need no temperature.
         if self._communicator.rank:

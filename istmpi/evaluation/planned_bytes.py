@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from istmpi.cost.moments import count_moments
 from istmpi.cost.one_round import flushed_bytes
 from istmpi.data.graph.split import GraphSplit
 from istmpi.evaluation.further import has_area
@@ -47,8 +46,7 @@ def plan_evaluations(evaluations: Evaluations) -> Planned:
     if evaluations.form == "merged":
         sent = flushed + count * plan.sent + details
         return replace(unknown, sent=sent, least=sent)
-    moments = count_moments(evaluations.run, evaluations.architecture, evaluations.ranks)
-    if not evaluations.knows_outputs or moments is None:
+    if not evaluations.knows_outputs or evaluations.moments is None:
         return unknown
     blocks = count * _count_side_by_side(evaluations)
     if evaluations.data.labels_on is not None:
@@ -117,9 +115,8 @@ def _count_both(evaluations: Evaluations) -> int:
 
 def _count_moments(evaluations: Evaluations) -> int:
     """Return the bytes of subnets' moments, which all ranks add up with the outputs of a pass."""
-    moments = count_moments(evaluations.run, evaluations.architecture, evaluations.ranks)
-    assert moments is not None, "deals are known"
-    return 2 * (evaluations.ranks - 1) * moments * evaluations.architecture.itemsize
+    assert evaluations.moments is not None, "deals are known"
+    return 2 * (evaluations.ranks - 1) * evaluations.moments * evaluations.architecture.itemsize
 
 
 def _count_passed(evaluations: Evaluations, examples: int) -> int:
@@ -150,10 +147,7 @@ def count_calibration_bytes(evaluations: Evaluations) -> int | None:
     # Only one rank has labels, and adds up slopes with the others.
     if data.labels_on is not None:
         return None
-    plan = evaluations.plan
-    # The only pass of the evaluation has left its logits.
-    has_logits = plan.on_one or plan.summed is not None
-    if form in ("merged", "best") and not has_logits:
+    if form in ("merged", "best") and not evaluations.plan.leaves_outputs:
         return None
     if form == "merged":
         return 0

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable
 
 from istmpi.comm import ring
 from istmpi.cost.evaluation_plan import EvaluationPlan
-from istmpi.cost.moments import count_moments
 from istmpi.cost.summed_units import count_summed
 from istmpi.cost.waits import UnknownWaits, Waits, count_flush_waits, divide_by_method
 from istmpi.data.dataset import Dataset
@@ -191,10 +190,9 @@ def _count_means(evaluations: Evaluations, batches: Iterable[int], *others: int)
 def _count_moments(evaluations: Evaluations) -> int:
     """Return the values of all subnets' moments. Raises UnknownWaits if deals decide their
     number."""
-    moments = count_moments(evaluations.run, evaluations.architecture, evaluations.ranks)
-    if moments is None:
+    if evaluations.moments is None:
         raise UnknownWaits("blocks that are redealt")
-    return moments
+    return evaluations.moments
 
 
 def _count_load_of_subnets(evaluations: Evaluations) -> int:
@@ -246,7 +244,7 @@ def count_temperature_waits(evaluations: Evaluations, form: str) -> int:
             return 0
         # The evaluation has told all ranks the moments.
         return _count_subnets(evaluations, batches, moments=0)
-    if plan.on_one or plan.summed:
+    if plan.leaves_outputs:
         return 0
     architecture = evaluations.architecture
     if len(architecture.table.output_names) > 1 or evaluations.is_graph:

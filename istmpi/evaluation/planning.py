@@ -22,6 +22,7 @@ from istmpi.cost.calibration import (
 from istmpi.cost.counts import Amount
 from istmpi.cost.evaluation import FLOPS_A_BYTE, evaluation_memory, evaluation_plan
 from istmpi.cost.evaluation_plan import EvaluationPlan
+from istmpi.cost.moments import count_moments
 from istmpi.cost.passing import pass_bytes, windows_together
 from istmpi.cost.run_cost import phase_costs
 from istmpi.data.dataset import Dataset
@@ -171,9 +172,15 @@ class Evaluations:
         """True if an evaluation scores the full network, perhaps beside its subnets."""
         if self.form != "best":
             return self.form == "merged"
-        # Outputs of subnets travel before it is known that they are needed.
-        outputs = self.count_output_bytes(self.scored)
-        return self.run.train.group_size <= 1 and outputs <= TOGETHER_BYTES
+        return self.may_send_both
+
+    @property
+    def may_send_both(self) -> bool:
+        """True if outputs of subnets for the scored examples may travel before it is known that
+        they are needed."""
+        are_few = self.count_output_bytes(self.scored) <= TOGETHER_BYTES
+        # The members of a replica group would not help.
+        return are_few and self.run.train.group_size <= 1
 
     @property
     def passes_sample(self) -> bool:
@@ -195,6 +202,11 @@ class Evaluations:
             # Both batches are in the memory at once.
             and max(self.scored, self.sampled) <= self.run.evaluate.batch
         )
+
+    @cached_property
+    def moments(self) -> int | None:
+        """The number of values in the moments of all subnets; None if deals decide it."""
+        return count_moments(self.run, self.architecture, self.ranks)
 
     @cached_property
     def every(self) -> int:

@@ -12,7 +12,7 @@ from istmpi.comm import Communicator
 from istmpi.comm.allreduce import average_together
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.blocks import Parcel
-from istmpi.evaluation.exchanges import list_owned_rows
+from istmpi.evaluation.exchanges import SameExamples, list_owned_rows
 from istmpi.network.leaves import Leaf
 from istmpi.network.norms import Calibrated, Moments, compute_moments
 
@@ -33,9 +33,9 @@ class UnitSums:
     ):
         """``hidden``: the leaf whose rows are the units; ``outputs``: that which sums over them.
         ``norm``: the batch normalisation of the units, if there is one."""
-        self._store = store
         self._communicator = communicator
         self._hidden = hidden
+        self._compute_rows = SameExamples(store, communicator).make_row_forward(hidden)
         self._outputs = outputs
         self._norm = norm
         owned = list_owned_rows(hidden, store)
@@ -68,8 +68,7 @@ class UnitSums:
 
     def _compute_units(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs ``[b, units]`` of the layer; those of other ranks' units are 0."""
-        values = {key: self._store.tensors[name] for key, name in self._hidden.names.items()}
-        computed = self._hidden.whole(values, x)
+        computed = self._compute_rows(x)
         outputs = computed.new_zeros(len(computed), self._count)
         outputs[:, self._units.start : self._units.stop] = computed
         return outputs

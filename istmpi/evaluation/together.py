@@ -4,7 +4,7 @@ message. Without torch."""
 from __future__ import annotations
 
 from istmpi.evaluation.planning import Evaluations
-from istmpi.evaluation.sample import TOGETHER_BYTES, may_keep_logits
+from istmpi.evaluation.sample import may_keep_logits
 
 
 def scores_together(evaluations: Evaluations) -> bool:
@@ -12,12 +12,10 @@ def scores_together(evaluations: Evaluations) -> bool:
     forms at once, beside the sample (decision 56): then one message has the sums of both."""
     return (
         evaluations.form == "best"
-        and (evaluations.plan.on_one or evaluations.plan.summed is not None)
+        and evaluations.plan.leaves_outputs
         and evaluations.knows_outputs
         and evaluations.may_pass_together
-        # The members of a replica group would not help.
-        and evaluations.run.train.group_size <= 1
-        and evaluations.count_output_bytes(evaluations.scored) <= TOGETHER_BYTES
+        and evaluations.may_send_both
     )
 
 
